@@ -1,0 +1,74 @@
+//! Where buffers live and kernels run.
+//!
+//! The host backend is complete on its own: it runs the whole engine with no GPU. A device owns what all kernels of
+//! one engine share (here the thread pool); it knows no kernel and no model.
+
+mod buffer;
+
+pub use buffer::{Buffer, Element};
+
+use crate::error::DeviceError;
+
+/// The device an engine computes on. `Kernel::run` is the only place that matches on it.
+pub enum Device {
+    /// CPU threads of this process.
+    Host(HostDevice),
+}
+
+impl Device {
+    /// A host device with `num_threads` workers, or one per available core when `None`.
+    ///
+    /// # Errors
+    /// [`DeviceError::ThreadPool`] when the operating system refuses the threads.
+    pub fn host(num_threads: Option<usize>) -> Result<Self, DeviceError> {
+        Ok(Self::Host(HostDevice::new(num_threads)?))
+    }
+
+    /// A zero-filled buffer of `len` elements on this device.
+    pub fn alloc<T: Element>(&self, len: usize) -> Buffer<T> {
+        match self {
+            Self::Host(_) => Buffer::zeroed(len),
+        }
+    }
+
+    /// A short name for reports: `cpu`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Host(_) => "cpu",
+        }
+    }
+}
+
+/// CPU workers. Work is split over output channels, heads and requests, never over a reduction, so that results do
+/// not depend on the number of threads.
+pub struct HostDevice {
+    pool: rayon::ThreadPool,
+}
+
+impl HostDevice {
+    fn new(num_threads: Option<usize>) -> Result<Self, DeviceError> {
+        let num_threads = match num_threads {
+            Some(n) => n,
+            None => std::thread::available_parallelism().map_or(1, |n| n.get()),
+        };
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(num_threads)
+            .thread_name(|i| format!("specpilot-{i}"))
+            .build()
+            .map_err(|source| DeviceError::ThreadPool {
+                num_threads,
+                source,
+            })?;
+        Ok(Self { pool })
+    }
+
+    /// Runs `work` inside the pool; rayon iterators in it use the pool's threads.
+    pub fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        self.pool.install(work)
+    }
+
+    /// Number of worker threads.
+    pub fn num_threads(&self) -> usize {
+        self.pool.current_num_threads()
+    }
+}

@@ -1,0 +1,76 @@
+//! Kernels: one file per stem, each with its contract, its checks and its host implementation.
+//!
+//! A kernel knows buffers, shapes and row paths, never a model. [`Kernel::run`] checks and then picks the backend; it
+//! is the only such switch. Every kernel is **row-invariant**: what it computes for a row depends on that row's own
+//! token path only, never on how many or which rows sit beside it, nor on the number of threads.
+
+pub mod paths;
+pub mod simd;
+
+use crate::device::{Device, HostDevice};
+use crate::error::KernelError;
+
+/// One operation with checks in a fixed order (rank, dtype, layout, shape, capacity) and an implementation per backend.
+pub trait Kernel {
+    /// The stem: name of the file, of the test and of the bench.
+    const NAME: &'static str;
+    /// Buffers and shapes of one call.
+    type Args<'a>;
+
+    /// Refuses arguments that the implementations may not see.
+    ///
+    /// # Errors
+    /// A [`KernelError`] naming kernel, argument, expected and got.
+    fn check(args: &Self::Args<'_>) -> Result<(), KernelError>;
+
+    /// The host implementation; `args` passed `check`.
+    fn host(device: &HostDevice, args: Self::Args<'_>);
+
+    /// Checks `args` and runs the kernel on `device`.
+    ///
+    /// # Errors
+    /// What `check` says.
+    fn run(device: &Device, args: Self::Args<'_>) -> Result<(), KernelError> {
+        Self::check(&args)?;
+        match device {
+            Device::Host(host) => Self::host(host, args),
+        }
+        Ok(())
+    }
+}
+
+/// Refuses a buffer shorter than its shape needs.
+pub(crate) fn check_len(
+    kernel: &'static str,
+    argument: &'static str,
+    got: usize,
+    expected: usize,
+) -> Result<(), KernelError> {
+    if got < expected {
+        return Err(KernelError::BufferTooShort {
+            kernel,
+            argument,
+            expected,
+            got,
+        });
+    }
+    Ok(())
+}
+
+/// Refuses a size that is zero or not the one required.
+pub(crate) fn check_size(
+    kernel: &'static str,
+    argument: &'static str,
+    got: usize,
+    expected: usize,
+) -> Result<(), KernelError> {
+    if got != expected || got == 0 {
+        return Err(KernelError::Size {
+            kernel,
+            argument,
+            expected,
+            got,
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,556 @@
+//! Sixteen fp32 lanes with one meaning on every instruction set.
+//!
+//! A host kernel is written once over [`Lanes`] and entered through [`dispatch`], which picks the widest instruction
+//! set of this machine. Every operation is defined lane by lane (fused multiply-add included) and [`Lanes::sum`] has
+//! one fixed order, so a kernel gives the same bits on AVX-512, AVX2 and the portable path.
+
+use std::sync::OnceLock;
+
+use half::bf16;
+
+/// Number of lanes of every [`Lanes`] implementation.
+pub const LANES: usize = 16;
+
+/// A vector of [`LANES`] fp32 values. Implementations are private to this module: only [`dispatch`] may choose one,
+/// after it has seen that the machine has the instructions.
+pub trait Lanes: Copy {
+    /// All lanes `value`.
+    fn splat(value: f32) -> Self;
+    /// The first 16 elements of `values` (panics when there are fewer).
+    fn load(values: &[f32]) -> Self;
+    /// The first 16 elements of `values`, widened exactly (panics when there are fewer).
+    fn load_bf16(values: &[bf16]) -> Self;
+    /// Writes 16 elements to the front of `values` (panics when there are fewer).
+    fn store(self, values: &mut [f32]);
+    /// `self * b + c`, rounded once.
+    fn mul_add(self, b: Self, c: Self) -> Self;
+    /// `self + b`.
+    fn add(self, b: Self) -> Self;
+    /// `self - b`.
+    fn sub(self, b: Self) -> Self;
+    /// `self * b`.
+    fn mul(self, b: Self) -> Self;
+    /// `self / b`.
+    fn div(self, b: Self) -> Self;
+    /// Lane-wise `if self > b { self } else { b }`.
+    fn max(self, b: Self) -> Self;
+    /// Lane-wise `if self < b { self } else { b }`.
+    fn min(self, b: Self) -> Self;
+    /// Lane-wise `if self < bound { low } else { other }`.
+    fn select_below(self, bound: Self, low: Self, other: Self) -> Self;
+    /// 2^n where each lane of `self` is `n + 1.5 * 2^23`, -126 <= n <= 127.
+    fn pow2_of_shifted(self) -> Self;
+    /// Sum of the lanes: halves are added pairwise (8 apart, then 4, 2, 1).
+    fn sum(self) -> f32;
+
+    /// The values of a slice of at most 16, missing lanes zero.
+    #[inline(always)]
+    fn load_partial(values: &[f32]) -> Self {
+        let mut lanes = [0.0; LANES];
+        lanes[..values.len()].copy_from_slice(values);
+        Self::load(&lanes)
+    }
+
+    /// Writes the first `values.len()` (at most 16) lanes.
+    #[inline(always)]
+    fn store_partial(self, values: &mut [f32]) {
+        let mut lanes = [0.0; LANES];
+        self.store(&mut lanes);
+        let len = values.len();
+        values.copy_from_slice(&lanes[..len]);
+    }
+
+    /// e^x with a relative error of about 2 ulp: range reduction by ln 2 in two parts, degree-6 polynomial. Inputs
+    /// below -87.3 (and -inf) give 0, inputs above 88.3 the value at 88.3.
+    #[inline(always)]
+    fn exp(self) -> Self {
+        const SHIFT: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to the nearest integer
+        let lowest = Self::splat(-87.3);
+        let x = self.max(lowest).min(Self::splat(88.3));
+        let shifted = x.mul_add(
+            Self::splat(std::f32::consts::LOG2_E),
+            Self::splat(SHIFT),
+        );
+        let n = shifted.sub(Self::splat(SHIFT));
+        let r = n.mul_add(Self::splat(-0.693_359_375), x);
+        let r = n.mul_add(Self::splat(2.121_944_4e-4), r);
+        let mut p = Self::splat(1.0 / 720.0);
+        for c in [1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
+            p = p.mul_add(r, Self::splat(c));
+        }
+        let y = p.mul(shifted.pow2_of_shifted());
+        self.select_below(lowest, Self::splat(0.0), y)
+    }
+
+    /// 1 / (1 + e^-x).
+    #[inline(always)]
+    fn sigmoid(self) -> Self {
+        let one = Self::splat(1.0);
+        one.div(one.add(Self::splat(0.0).sub(self).exp()))
+    }
+
+    /// x / (1 + e^-x).
+    #[inline(always)]
+    fn silu(self) -> Self {
+        let one = Self::splat(1.0);
+        self.div(one.add(Self::splat(0.0).sub(self).exp()))
+    }
+}
+
+/// Work written over [`Lanes`]; `run` should be `#[inline(always)]`, as should all generic functions it calls, so that
+/// the whole body is compiled with the chosen instructions.
+pub trait Task {
+    /// What the work gives back.
+    type Output;
+    /// Does the work.
+    fn run<L: Lanes>(self) -> Self::Output;
+}
+
+/// The instruction sets a task may be compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Isa {
+    /// One 512-bit register for 16 lanes.
+    Avx512,
+    /// Two 256-bit registers for 16 lanes.
+    Avx2,
+    /// Whatever the compiler makes of arrays of 16.
+    Portable,
+}
+
+/// The widest instruction set of this machine, read once.
+pub fn isa() -> Isa {
+    static ISA: OnceLock<Isa> = OnceLock::new();
+    *ISA.get_or_init(|| {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("fma") {
+                return Isa::Avx512;
+            }
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                return Isa::Avx2;
+            }
+        }
+        Isa::Portable
+    })
+}
+
+/// Runs `task` on this machine's widest instruction set.
+#[inline]
+pub fn dispatch<T: Task>(task: T) -> T::Output {
+    dispatch_on(isa(), task)
+}
+
+/// Runs `task` on a given instruction set; one that this machine lacks falls back to the portable path. For tests that
+/// compare instruction sets; kernels call [`dispatch`].
+#[inline]
+pub fn dispatch_on<T: Task>(wanted: Isa, task: T) -> T::Output {
+    match (wanted, isa()) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `isa` saw avx512f and fma on this machine.
+        (Isa::Avx512, Isa::Avx512) => unsafe { x86::run_avx512(task) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `isa` saw avx2 and fma (every AVX-512 machine has both).
+        (Isa::Avx2, Isa::Avx512 | Isa::Avx2) => unsafe { x86::run_avx2(task) },
+        _ => task.run::<Portable>(),
+    }
+}
+
+/// Dot product of two slices of one length: lane l sums elements l, l+16, ..., then [`Lanes::sum`].
+#[inline(always)]
+pub fn dot<L: Lanes>(a: &[f32], b: &[f32]) -> f32 {
+    debug_assert_eq!(a.len(), b.len());
+    let mut acc = L::splat(0.0);
+    let mut a_chunks = a.chunks_exact(LANES);
+    let mut b_chunks = b.chunks_exact(LANES);
+    for (x, y) in (&mut a_chunks).zip(&mut b_chunks) {
+        acc = L::load(x).mul_add(L::load(y), acc);
+    }
+    if !a_chunks.remainder().is_empty() {
+        let x = L::load_partial(a_chunks.remainder());
+        acc = x.mul_add(L::load_partial(b_chunks.remainder()), acc);
+    }
+    acc.sum()
+}
+
+/// `y += alpha * x`, each element rounded once.
+#[inline(always)]
+pub fn axpy<L: Lanes>(alpha: f32, x: &[f32], y: &mut [f32]) {
+    let alpha = L::splat(alpha);
+    map2::<L>(x, y, |x, y| alpha.mul_add(x, y));
+}
+
+/// `y = f(x, y)` element by element; a tail shorter than 16 goes through zero-padded lanes.
+#[inline(always)]
+pub fn map2<L: Lanes>(x: &[f32], y: &mut [f32], f: impl Fn(L, L) -> L) {
+    debug_assert_eq!(x.len(), y.len());
+    let mut x_chunks = x.chunks_exact(LANES);
+    let mut y_chunks = y.chunks_exact_mut(LANES);
+    for (x, y) in (&mut x_chunks).zip(&mut y_chunks) {
+        f(L::load(x), L::load(y)).store(y);
+    }
+    let y = y_chunks.into_remainder();
+    if !y.is_empty() {
+        let x = L::load_partial(x_chunks.remainder());
+        f(x, L::load_partial(y)).store_partial(y);
+    }
+}
+
+/// `y = f(y)` element by element; a tail shorter than 16 goes through zero-padded lanes.
+#[inline(always)]
+pub fn map1<L: Lanes>(y: &mut [f32], f: impl Fn(L) -> L) {
+    let mut chunks = y.chunks_exact_mut(LANES);
+    for y in &mut chunks {
+        f(L::load(y)).store(y);
+    }
+    let y = chunks.into_remainder();
+    if !y.is_empty() {
+        f(L::load_partial(y)).store_partial(y);
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Portable([f32; LANES]);
+
+impl Portable {
+    #[inline(always)]
+    fn zip(self, b: Self, f: impl Fn(f32, f32) -> f32) -> Self {
+        Self(std::array::from_fn(|l| f(self.0[l], b.0[l])))
+    }
+}
+
+impl Lanes for Portable {
+    #[inline(always)]
+    fn splat(value: f32) -> Self {
+        Self([value; LANES])
+    }
+    #[inline(always)]
+    fn load(values: &[f32]) -> Self {
+        Self(std::array::from_fn(|l| values[l]))
+    }
+    #[inline(always)]
+    fn load_bf16(values: &[bf16]) -> Self {
+        Self(std::array::from_fn(|l| values[l].to_f32()))
+    }
+    #[inline(always)]
+    fn store(self, values: &mut [f32]) {
+        values[..LANES].copy_from_slice(&self.0);
+    }
+    #[inline(always)]
+    fn mul_add(self, b: Self, c: Self) -> Self {
+        Self(std::array::from_fn(|l| self.0[l].mul_add(b.0[l], c.0[l])))
+    }
+    #[inline(always)]
+    fn add(self, b: Self) -> Self {
+        self.zip(b, |a, b| a + b)
+    }
+    #[inline(always)]
+    fn sub(self, b: Self) -> Self {
+        self.zip(b, |a, b| a - b)
+    }
+    #[inline(always)]
+    fn mul(self, b: Self) -> Self {
+        self.zip(b, |a, b| a * b)
+    }
+    #[inline(always)]
+    fn div(self, b: Self) -> Self {
+        self.zip(b, |a, b| a / b)
+    }
+    #[inline(always)]
+    fn max(self, b: Self) -> Self {
+        self.zip(b, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    fn min(self, b: Self) -> Self {
+        self.zip(b, |a, b| if a < b { a } else { b })
+    }
+    #[inline(always)]
+    fn select_below(self, bound: Self, low: Self, other: Self) -> Self {
+        Self(std::array::from_fn(|l| {
+            if self.0[l] < bound.0[l] {
+                low.0[l]
+            } else {
+                other.0[l]
+            }
+        }))
+    }
+    #[inline(always)]
+    fn pow2_of_shifted(self) -> Self {
+        Self(self.0.map(|x| f32::from_bits(x.to_bits().wrapping_add(127) << 23)))
+    }
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        let v = self.0;
+        let v: [f32; 8] = std::array::from_fn(|l| v[l] + v[l + 8]);
+        let v: [f32; 4] = std::array::from_fn(|l| v[l] + v[l + 4]);
+        (v[0] + v[2]) + (v[1] + v[3])
+    }
+}
+
+/// The x86 register types. Their methods hold unsafe intrinsics behind safe names: sound because the types are private
+/// and only `run_avx512`/`run_avx2`, entered after a feature check, hand them to a task.
+#[cfg(target_arch = "x86_64")]
+#[allow(clippy::undocumented_unsafe_blocks, reason = "one argument for all, in the module's head")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use half::bf16;
+
+    use super::{LANES, Lanes, Task};
+
+    /// # Safety
+    /// The machine must have avx512f and fma.
+    #[target_feature(enable = "avx512f,avx2,fma")]
+    pub(super) unsafe fn run_avx512<T: Task>(task: T) -> T::Output {
+        task.run::<Avx512>()
+    }
+
+    /// # Safety
+    /// The machine must have avx2 and fma.
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) unsafe fn run_avx2<T: Task>(task: T) -> T::Output {
+        task.run::<Avx2>()
+    }
+
+    #[inline(always)]
+    fn sum_256(v: __m256) -> f32 {
+        unsafe {
+            let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+            let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+            _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+        }
+    }
+
+    #[derive(Clone, Copy)]
+    struct Avx512(__m512);
+
+    impl Lanes for Avx512 {
+        #[inline(always)]
+        fn splat(value: f32) -> Self {
+            Self(unsafe { _mm512_set1_ps(value) })
+        }
+        #[inline(always)]
+        fn load(values: &[f32]) -> Self {
+            let values = &values[..LANES];
+            Self(unsafe { _mm512_loadu_ps(values.as_ptr()) })
+        }
+        #[inline(always)]
+        fn load_bf16(values: &[bf16]) -> Self {
+            let values = &values[..LANES];
+            unsafe {
+                let bits = _mm256_loadu_si256(values.as_ptr().cast());
+                Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(
+                    _mm512_cvtepu16_epi32(bits),
+                )))
+            }
+        }
+        #[inline(always)]
+        fn store(self, values: &mut [f32]) {
+            let values = &mut values[..LANES];
+            unsafe { _mm512_storeu_ps(values.as_mut_ptr(), self.0) }
+        }
+        #[inline(always)]
+        fn mul_add(self, b: Self, c: Self) -> Self {
+            Self(unsafe { _mm512_fmadd_ps(self.0, b.0, c.0) })
+        }
+        #[inline(always)]
+        fn add(self, b: Self) -> Self {
+            Self(unsafe { _mm512_add_ps(self.0, b.0) })
+        }
+        #[inline(always)]
+        fn sub(self, b: Self) -> Self {
+            Self(unsafe { _mm512_sub_ps(self.0, b.0) })
+        }
+        #[inline(always)]
+        fn mul(self, b: Self) -> Self {
+            Self(unsafe { _mm512_mul_ps(self.0, b.0) })
+        }
+        #[inline(always)]
+        fn div(self, b: Self) -> Self {
+            Self(unsafe { _mm512_div_ps(self.0, b.0) })
+        }
+        #[inline(always)]
+        fn max(self, b: Self) -> Self {
+            Self(unsafe { _mm512_max_ps(self.0, b.0) })
+        }
+        #[inline(always)]
+        fn min(self, b: Self) -> Self {
+            Self(unsafe { _mm512_min_ps(self.0, b.0) })
+        }
+        #[inline(always)]
+        fn select_below(self, bound: Self, low: Self, other: Self) -> Self {
+            unsafe {
+                let below = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, bound.0);
+                Self(_mm512_mask_blend_ps(below, other.0, low.0))
+            }
+        }
+        #[inline(always)]
+        fn pow2_of_shifted(self) -> Self {
+            unsafe {
+                let bits = _mm512_add_epi32(_mm512_castps_si512(self.0), _mm512_set1_epi32(127));
+                Self(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(bits)))
+            }
+        }
+        #[inline(always)]
+        fn sum(self) -> f32 {
+            unsafe {
+                let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self.0)));
+                sum_256(_mm256_add_ps(_mm512_castps512_ps256(self.0), high))
+            }
+        }
+    }
+
+    #[derive(Clone, Copy)]
+    struct Avx2(__m256, __m256);
+
+    impl Lanes for Avx2 {
+        #[inline(always)]
+        fn splat(value: f32) -> Self {
+            let v = unsafe { _mm256_set1_ps(value) };
+            Self(v, v)
+        }
+        #[inline(always)]
+        fn load(values: &[f32]) -> Self {
+            let p = values[..LANES].as_ptr();
+            unsafe { Self(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))) }
+        }
+        #[inline(always)]
+        fn load_bf16(values: &[bf16]) -> Self {
+            let p = values[..LANES].as_ptr();
+            unsafe {
+                let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+                let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(8).cast()));
+                Self(
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+                )
+            }
+        }
+        #[inline(always)]
+        fn store(self, values: &mut [f32]) {
+            let p = values[..LANES].as_mut_ptr();
+            unsafe {
+                _mm256_storeu_ps(p, self.0);
+                _mm256_storeu_ps(p.add(8), self.1);
+            }
+        }
+        #[inline(always)]
+        fn mul_add(self, b: Self, c: Self) -> Self {
+            unsafe {
+                Self(
+                    _mm256_fmadd_ps(self.0, b.0, c.0),
+                    _mm256_fmadd_ps(self.1, b.1, c.1),
+                )
+            }
+        }
+        #[inline(always)]
+        fn add(self, b: Self) -> Self {
+            unsafe { Self(_mm256_add_ps(self.0, b.0), _mm256_add_ps(self.1, b.1)) }
+        }
+        #[inline(always)]
+        fn sub(self, b: Self) -> Self {
+            unsafe { Self(_mm256_sub_ps(self.0, b.0), _mm256_sub_ps(self.1, b.1)) }
+        }
+        #[inline(always)]
+        fn mul(self, b: Self) -> Self {
+            unsafe { Self(_mm256_mul_ps(self.0, b.0), _mm256_mul_ps(self.1, b.1)) }
+        }
+        #[inline(always)]
+        fn div(self, b: Self) -> Self {
+            unsafe { Self(_mm256_div_ps(self.0, b.0), _mm256_div_ps(self.1, b.1)) }
+        }
+        #[inline(always)]
+        fn max(self, b: Self) -> Self {
+            unsafe { Self(_mm256_max_ps(self.0, b.0), _mm256_max_ps(self.1, b.1)) }
+        }
+        #[inline(always)]
+        fn min(self, b: Self) -> Self {
+            unsafe { Self(_mm256_min_ps(self.0, b.0), _mm256_min_ps(self.1, b.1)) }
+        }
+        #[inline(always)]
+        fn select_below(self, bound: Self, low: Self, other: Self) -> Self {
+            unsafe {
+                let pick = |x, bound, low, other| {
+                    _mm256_blendv_ps(other, low, _mm256_cmp_ps::<_CMP_LT_OQ>(x, bound))
+                };
+                Self(
+                    pick(self.0, bound.0, low.0, other.0),
+                    pick(self.1, bound.1, low.1, other.1),
+                )
+            }
+        }
+        #[inline(always)]
+        fn pow2_of_shifted(self) -> Self {
+            unsafe {
+                let pow2 = |x| {
+                    let bits = _mm256_add_epi32(_mm256_castps_si256(x), _mm256_set1_epi32(127));
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<23>(bits))
+                };
+                Self(pow2(self.0), pow2(self.1))
+            }
+        }
+        #[inline(always)]
+        fn sum(self) -> f32 {
+            sum_256(unsafe { _mm256_add_ps(self.0, self.1) })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Everything<'a>(&'a [f32], &'a [f32]);
+
+    impl Task for Everything<'_> {
+        type Output = Vec<u32>;
+        #[inline(always)]
+        fn run<L: Lanes>(self) -> Vec<u32> {
+            let mut y = self.1.to_vec();
+            axpy::<L>(0.37, self.0, &mut y);
+            let mut out = vec![dot::<L>(self.0, self.1)];
+            out.extend(&y);
+            map1::<L>(&mut y, |v| v.exp());
+            out.extend(&y);
+            map2::<L>(self.0, &mut y, |a, b| a.silu().add(b.sigmoid()).div(b.max(a)));
+            out.extend(&y);
+            let weights: Vec<bf16> = self.0.iter().map(|&v| bf16::from_f32(v)).collect();
+            out.push(L::load_bf16(&weights).sum());
+            out.into_iter().map(f32::to_bits).collect()
+        }
+    }
+
+    #[test]
+    fn instruction_sets_agree_bit_for_bit() {
+        let a: Vec<f32> = (0..77).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.173).collect();
+        let b: Vec<f32> = (0..77).map(|i| ((i * 53 % 97) as f32 - 48.0) * 0.211).collect();
+        let portable = dispatch_on(Isa::Portable, Everything(&a, &b));
+        assert_eq!(portable, dispatch_on(Isa::Avx2, Everything(&a, &b)));
+        assert_eq!(portable, dispatch_on(Isa::Avx512, Everything(&a, &b)));
+    }
+
+    struct Exp(f32);
+
+    impl Task for Exp {
+        type Output = f32;
+        #[inline(always)]
+        fn run<L: Lanes>(self) -> f32 {
+            let mut out = [0.0; LANES];
+            L::splat(self.0).exp().store(&mut out);
+            out[0]
+        }
+    }
+
+    #[test]
+    fn exp_is_close_everywhere_and_zero_at_minus_infinity() {
+        let mut worst = 0.0_f64;
+        for i in -8700..8800 {
+            let x = i as f32 * 0.01;
+            let want = f64::from(x).exp();
+            worst = worst.max((f64::from(dispatch(Exp(x))) / want - 1.0).abs());
+        }
+        assert!(worst < 3e-7, "largest relative error {worst:e}");
+        assert_eq!(dispatch(Exp(f32::NEG_INFINITY)), 0.0);
+        assert_eq!(dispatch(Exp(0.0)), 1.0);
+        assert!(dispatch(Exp(f32::NAN)).is_finite() || dispatch(Exp(f32::NAN)).is_nan());
+    }
+}

@@ -1,0 +1,8 @@
+//! Lossless speculative decoding: a runtime that emits the target model's greedy tokens, several per forward.
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code, reason = "raw buffers")]
+pub mod device;
+pub mod error;
+#[allow(unsafe_code, reason = "vector intrinsics in `simd`")]
+pub mod kernels;
