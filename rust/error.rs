@@ -290,7 +290,9 @@ pub enum DrafterError {
         got: String,
     },
     /// A size of the drafter differs from the target's.
-    #[error("drafter {drafter} does not fit target {target}: {what} is {got} in the drafter, {expected} in the target")]
+    #[error(
+        "drafter {drafter} does not fit target {target}: {what} is {got} in the drafter, {expected} in the target"
+    )]
     Pairing {
         /// Drafter directory.
         drafter: PathBuf,
@@ -304,7 +306,9 @@ pub enum DrafterError {
         got: usize,
     },
     /// A tap names a layer whose output cannot be tapped.
-    #[error("drafter {drafter}: target_layer_ids holds {got}, but target {target} has layers 0..{num_layers} and the last one cannot be tapped")]
+    #[error(
+        "drafter {drafter}: target_layer_ids holds {got}, but target {target} has layers 0..{num_layers} and the last one cannot be tapped"
+    )]
     Tap {
         /// Drafter directory.
         drafter: PathBuf,
@@ -316,7 +320,9 @@ pub enum DrafterError {
         num_layers: usize,
     },
     /// A tree policy needs scores that this drafter does not have.
-    #[error("tree \"{policy}\" needs parent-conditional scores, which a {method} drafter does not have; use \"ddtree\" or \"chain\"")]
+    #[error(
+        "tree \"{policy}\" needs parent-conditional scores, which a {method} drafter does not have; use \"ddtree\" or \"chain\""
+    )]
     NoConditionalScores {
         /// Tree policy.
         policy: &'static str,
@@ -324,7 +330,9 @@ pub enum DrafterError {
         method: &'static str,
     },
     /// `method` in `speculative_config` and the checkpoint disagree.
-    #[error("speculative_config asks for method \"{expected}\", but {drafter} holds a {got} drafter")]
+    #[error(
+        "speculative_config asks for method \"{expected}\", but {drafter} holds a {got} drafter"
+    )]
     Method {
         /// Drafter directory.
         drafter: PathBuf,
@@ -357,7 +365,9 @@ pub enum OptionError {
         got: String,
     },
     /// Memory for the caches is not to be had.
-    #[error("a KV cache of {needed_bytes} bytes for one sequence of max_model_len {max_model_len} exceeds the {available_bytes} bytes available; lower max_model_len")]
+    #[error(
+        "a KV cache of {needed_bytes} bytes for one sequence of max_model_len {max_model_len} exceeds the {available_bytes} bytes available; lower max_model_len"
+    )]
     Memory {
         /// Option value.
         max_model_len: usize,
@@ -375,7 +385,9 @@ pub enum RequestError {
     #[error("the prompt is empty: at least one token is needed")]
     EmptyPrompt,
     /// The prompt leaves no room for a new token.
-    #[error("the prompt has {got} tokens, but max_model_len {max_model_len} allows at most {expected} and one new token")]
+    #[error(
+        "the prompt has {got} tokens, but max_model_len {max_model_len} allows at most {expected} and one new token"
+    )]
     PromptTooLong {
         /// Context limit.
         max_model_len: usize,

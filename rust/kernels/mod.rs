@@ -4,6 +4,7 @@
 //! is the only such switch. Every kernel is **row-invariant**: what it computes for a row depends on that row's own
 //! token path only, never on how many or which rows sit beside it, nor on the number of threads.
 
+pub mod bf16_matmul;
 pub mod paths;
 pub mod simd;
 

@@ -106,7 +106,9 @@ mod tests {
     #[test]
     fn paths_follow_parents_and_positions_follow_depth() {
         let mut paths = RowPaths::new();
-        paths.push_segment(3, 10, &[None, Some(0), Some(0), Some(2)]).unwrap();
+        paths
+            .push_segment(3, 10, &[None, Some(0), Some(0), Some(2)])
+            .unwrap();
         paths.push_segment(1, 0, &[None, Some(0)]).unwrap();
         assert_eq!(paths.positions(), &[10, 11, 11, 12, 0, 1]);
         assert_eq!(paths.path(3), &[0, 2, 3]);
@@ -125,7 +127,10 @@ mod tests {
         let mut paths = RowPaths::new();
         assert!(matches!(
             paths.push_segment(0, 0, &chain),
-            Err(KernelError::PathTooLong { expected: 64, got: 65 })
+            Err(KernelError::PathTooLong {
+                expected: 64,
+                got: 65
+            })
         ));
     }
 }

@@ -67,10 +67,7 @@ pub trait Lanes: Copy {
         const SHIFT: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to the nearest integer
         let lowest = Self::splat(-87.3);
         let x = self.max(lowest).min(Self::splat(88.3));
-        let shifted = x.mul_add(
-            Self::splat(std::f32::consts::LOG2_E),
-            Self::splat(SHIFT),
-        );
+        let shifted = x.mul_add(Self::splat(std::f32::consts::LOG2_E), Self::splat(SHIFT));
         let n = shifted.sub(Self::splat(SHIFT));
         let r = n.mul_add(Self::splat(-0.693_359_375), x);
         let r = n.mul_add(Self::splat(2.121_944_4e-4), r);
@@ -275,7 +272,10 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     fn pow2_of_shifted(self) -> Self {
-        Self(self.0.map(|x| f32::from_bits(x.to_bits().wrapping_add(127) << 23)))
+        Self(
+            self.0
+                .map(|x| f32::from_bits(x.to_bits().wrapping_add(127) << 23)),
+        )
     }
     #[inline(always)]
     fn sum(self) -> f32 {
@@ -289,7 +289,10 @@ impl Lanes for Portable {
 /// The x86 register types. Their methods hold unsafe intrinsics behind safe names: sound because the types are private
 /// and only `run_avx512`/`run_avx2`, entered after a feature check, hand them to a task.
 #[cfg(target_arch = "x86_64")]
-#[allow(clippy::undocumented_unsafe_blocks, reason = "one argument for all, in the module's head")]
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "one argument for all, in the module's head"
+)]
 mod x86 {
     use std::arch::x86_64::*;
 
@@ -511,7 +514,9 @@ mod tests {
             out.extend(&y);
             map1::<L>(&mut y, |v| v.exp());
             out.extend(&y);
-            map2::<L>(self.0, &mut y, |a, b| a.silu().add(b.sigmoid()).div(b.max(a)));
+            map2::<L>(self.0, &mut y, |a, b| {
+                a.silu().add(b.sigmoid()).div(b.max(a))
+            });
             out.extend(&y);
             let weights: Vec<bf16> = self.0.iter().map(|&v| bf16::from_f32(v)).collect();
             out.push(L::load_bf16(&weights).sum());
@@ -521,8 +526,12 @@ mod tests {
 
     #[test]
     fn instruction_sets_agree_bit_for_bit() {
-        let a: Vec<f32> = (0..77).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.173).collect();
-        let b: Vec<f32> = (0..77).map(|i| ((i * 53 % 97) as f32 - 48.0) * 0.211).collect();
+        let a: Vec<f32> = (0..77)
+            .map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.173)
+            .collect();
+        let b: Vec<f32> = (0..77)
+            .map(|i| ((i * 53 % 97) as f32 - 48.0) * 0.211)
+            .collect();
         let portable = dispatch_on(Isa::Portable, Everything(&a, &b));
         assert_eq!(portable, dispatch_on(Isa::Avx2, Everything(&a, &b)));
         assert_eq!(portable, dispatch_on(Isa::Avx512, Everything(&a, &b)));
