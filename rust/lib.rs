@@ -6,3 +6,5 @@ pub mod device;
 pub mod error;
 #[allow(unsafe_code, reason = "vector intrinsics in `simd`")]
 pub mod kernels;
+pub mod model;
+pub mod weights;
