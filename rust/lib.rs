@@ -9,3 +9,5 @@ pub mod error;
 pub mod kernels;
 #[cfg(feature = "python")]
 mod python;
+pub mod model;
+pub mod weights;
