@@ -3,6 +3,8 @@
 
 #[allow(unsafe_code, reason = "raw buffers")]
 pub mod device;
+pub mod drafter;
 pub mod error;
 #[allow(unsafe_code, reason = "vector intrinsics in `simd`")]
 pub mod kernels;
+pub mod step;

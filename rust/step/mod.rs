@@ -1,0 +1,3 @@
+//! The stages of a decode step.
+
+pub mod tree;
