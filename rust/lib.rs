@@ -7,4 +7,6 @@ pub mod drafter;
 pub mod error;
 #[allow(unsafe_code, reason = "vector intrinsics in `simd`")]
 pub mod kernels;
+#[cfg(feature = "python")]
+mod python;
 pub mod step;

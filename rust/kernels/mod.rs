@@ -5,8 +5,14 @@
 //! token path only, never on how many or which rows sit beside it, nor on the number of threads.
 
 pub mod bf16_matmul;
+pub mod embed_rows;
+pub mod gate;
+pub mod greedy_argmax;
 pub mod paths;
+pub mod rms_norm;
+pub mod rope;
 pub mod simd;
+pub(crate) mod vectors;
 
 use crate::device::{Device, HostDevice};
 use crate::error::KernelError;
