@@ -4,6 +4,7 @@
 pub mod cache;
 #[allow(unsafe_code, reason = "raw buffers")]
 pub mod device;
+pub mod drafter;
 pub mod error;
 #[allow(unsafe_code, reason = "vector intrinsics in `simd`")]
 pub mod kernels;
@@ -11,3 +12,4 @@ pub mod kernels;
 mod python;
 pub mod model;
 pub mod weights;
+pub mod step;

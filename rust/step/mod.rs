@@ -8,3 +8,6 @@ pub mod forest;
 pub mod tree;
 pub mod types;
 pub mod verify;
+//! The stages of a decode step.
+
+pub mod tree;

@@ -1,0 +1,3 @@
+//! Drafters.
+
+pub mod proposal;
