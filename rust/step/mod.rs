@@ -8,6 +8,3 @@ pub mod forest;
 pub mod tree;
 pub mod types;
 pub mod verify;
-//! The stages of a decode step.
-
-pub mod tree;
