@@ -7,3 +7,5 @@ pub mod device;
 pub mod error;
 #[allow(unsafe_code, reason = "vector intrinsics in `simd`")]
 pub mod kernels;
+#[cfg(feature = "python")]
+mod python;

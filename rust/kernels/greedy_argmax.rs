@@ -1,0 +1,149 @@
+//! The greedy token of every row: the id of the largest unrounded fp32 logit.
+//!
+//! The lowest id wins ties, a NaN never wins, and masked ids count as -inf. If nothing is above -inf, the lowest
+//! unmasked id is taken. Masked ids beyond the vocabulary mask nothing.
+
+use super::simd::{self, LANES, Lanes, Task};
+use super::vectors::MIN_PARALLEL_ELEMENTS;
+use super::{Kernel, check_len, check_size};
+use crate::device::{Buffer, HostDevice};
+use crate::error::KernelError;
+use rayon::prelude::*;
+
+/// Arguments of [`GreedyArgmax`].
+pub struct GreedyArgmaxArgs<'a> {
+    /// Logits `[num_rows, vocab_size]`.
+    pub logits: &'a Buffer<f32>,
+    /// Rows to decide.
+    pub num_rows: usize,
+    /// Length of a row.
+    pub vocab_size: usize,
+    /// Per row, the ids that may not be chosen, in any order.
+    pub masked: &'a [&'a [u32]],
+    /// Result, one id per row.
+    pub token_ids: &'a mut [u32],
+}
+
+/// The kernel; see the module's head for its contract.
+pub struct GreedyArgmax;
+
+impl Kernel for GreedyArgmax {
+    const NAME: &'static str = "greedy_argmax";
+    type Args<'a> = GreedyArgmaxArgs<'a>;
+
+    fn check(args: &GreedyArgmaxArgs<'_>) -> Result<(), KernelError> {
+        let (num_rows, vocab_size) = (args.num_rows, args.vocab_size);
+        check_size(Self::NAME, "vocab_size", vocab_size, vocab_size.max(1))?;
+        check_len(
+            Self::NAME,
+            "logits",
+            args.logits.len(),
+            num_rows * vocab_size,
+        )?;
+        check_len(Self::NAME, "masked", args.masked.len(), num_rows)?;
+        check_len(Self::NAME, "token_ids", args.token_ids.len(), num_rows)?;
+        for masked in args.masked.iter().filter(|ids| ids.len() >= vocab_size) {
+            let got = sorted_within(masked, vocab_size).len();
+            if got == vocab_size {
+                return Err(KernelError::OutOfRange {
+                    kernel: Self::NAME,
+                    argument: "number of masked ids",
+                    bound: vocab_size,
+                    got,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn host(device: &HostDevice, args: GreedyArgmaxArgs<'_>) {
+        let logits = &args.logits.host()[..args.num_rows * args.vocab_size];
+        let token_ids = &mut args.token_ids[..args.num_rows];
+        let decide = |row: usize| {
+            let logits = &logits[row * args.vocab_size..][..args.vocab_size];
+            row_argmax(logits, args.masked[row])
+        };
+        if logits.len() < MIN_PARALLEL_ELEMENTS || args.num_rows == 1 {
+            for (row, id) in token_ids.iter_mut().enumerate() {
+                *id = decide(row);
+            }
+        } else {
+            device.install(|| {
+                token_ids
+                    .par_iter_mut()
+                    .enumerate()
+                    .for_each(|(row, id)| *id = decide(row));
+            });
+        }
+    }
+}
+
+/// The distinct ids below `vocab_size`, ascending.
+fn sorted_within(ids: &[u32], vocab_size: usize) -> Vec<usize> {
+    let mut ids: Vec<usize> = ids
+        .iter()
+        .map(|&id| id as usize)
+        .filter(|&id| id < vocab_size)
+        .collect();
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
+/// Masked ids cut the row into runs of candidates; runs come in ascending order, so a later one must be strictly larger.
+fn row_argmax(logits: &[f32], masked: &[u32]) -> u32 {
+    let mut best = f32::NEG_INFINITY;
+    let mut best_id = None;
+    let mut lowest_unmasked = None;
+    let mut start = 0;
+    for end in sorted_within(masked, logits.len())
+        .into_iter()
+        .chain([logits.len()])
+    {
+        let run = &logits[start..end];
+        if !run.is_empty() {
+            lowest_unmasked.get_or_insert(start);
+            let largest = simd::dispatch(LargestTask(run));
+            if largest > best {
+                best = largest;
+                best_id = run
+                    .iter()
+                    .position(|&logit| logit == largest)
+                    .map(|i| start + i);
+            }
+        }
+        start = end + 1;
+    }
+    best_id.or(lowest_unmasked).unwrap_or(0) as u32
+}
+
+/// The largest value that is not NaN, or -inf.
+struct LargestTask<'a>(&'a [f32]);
+
+impl Task for LargestTask<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) -> f32 {
+        // Several accumulators hide the latency of `max`; no order matters, for a maximum is exact.
+        const STEP: usize = 4 * LANES;
+        let lowest = L::splat(f32::NEG_INFINITY);
+        let mut best = [lowest; 4];
+        let mut steps = self.0.chunks_exact(STEP);
+        for step in &mut steps {
+            for (best, values) in best.iter_mut().zip(step.chunks_exact(LANES)) {
+                // In this operand order a NaN value loses.
+                *best = L::load(values).max(*best);
+            }
+        }
+        let mut lanes = [0.0; LANES];
+        best[0]
+            .max(best[1])
+            .max(best[2].max(best[3]))
+            .store(&mut lanes);
+        lanes
+            .iter()
+            .chain(steps.remainder())
+            .fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a })
+    }
+}

@@ -1,0 +1,97 @@
+//! `y = x * rsqrt(mean(x^2) + eps)`, times a weight where there is one, vector by vector.
+//!
+//! A vector is a row of the residual stream or one head. The mean is the canonical dot product of [`simd::dot`]; the
+//! weight is the effective one: families that store `w` for a factor `1 + w` are resolved when weights are loaded.
+
+use super::Kernel;
+use super::check_len;
+use super::simd::{self, Lanes, Task};
+use super::vectors::{StridedVectors, for_each_row};
+use crate::device::{Buffer, HostDevice};
+use crate::error::KernelError;
+
+/// Arguments of [`RmsNorm`].
+pub struct RmsNormArgs<'a> {
+    /// Source; vector `i` starts at `x_offset + i * x_stride`.
+    pub x: &'a Buffer<f32>,
+    /// Start of the first vector.
+    pub x_offset: usize,
+    /// Distance between starts of vectors.
+    pub x_stride: usize,
+    /// Vectors to normalise.
+    pub num_vectors: usize,
+    /// Length of a vector.
+    pub width: usize,
+    /// Effective weight `[width]`; the loader has already added 1 where the family does.
+    pub weight: Option<&'a Buffer<f32>>,
+    /// Added to the mean square.
+    pub eps: f32,
+    /// Result, contiguous `[num_vectors, width]`.
+    pub y: &'a mut Buffer<f32>,
+}
+
+impl<'a> RmsNormArgs<'a> {
+    fn vectors(&self) -> StridedVectors<'a> {
+        StridedVectors {
+            values: self.x,
+            offset: self.x_offset,
+            stride: self.x_stride,
+            num_vectors: self.num_vectors,
+            width: self.width,
+        }
+    }
+}
+
+/// The kernel; see the module's head for its contract.
+pub struct RmsNorm;
+
+impl Kernel for RmsNorm {
+    const NAME: &'static str = "rms_norm";
+    type Args<'a> = RmsNormArgs<'a>;
+
+    fn check(args: &RmsNormArgs<'_>) -> Result<(), KernelError> {
+        args.vectors().check(Self::NAME, args.y.len())?;
+        args.weight.map_or(Ok(()), |weight| {
+            check_len(Self::NAME, "weight", weight.len(), args.width)
+        })
+    }
+
+    fn host(device: &HostDevice, args: RmsNormArgs<'_>) {
+        let vectors = args.vectors();
+        let weight = args.weight.map(|weight| &weight.host()[..args.width]);
+        let y = &mut args.y.host_mut()[..args.num_vectors * args.width];
+        for_each_row(device, y, args.width, |i, y| {
+            simd::dispatch(VectorTask {
+                x: vectors.vector(i),
+                weight,
+                eps: args.eps,
+                y,
+            });
+        });
+    }
+}
+
+struct VectorTask<'a> {
+    x: &'a [f32],
+    weight: Option<&'a [f32]>,
+    eps: f32,
+    y: &'a mut [f32],
+}
+
+impl Task for VectorTask<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let mean_square = simd::dot::<L>(self.x, self.x) / self.x.len() as f32;
+        let scale = L::splat(1.0 / (mean_square + self.eps).sqrt());
+        match self.weight {
+            // `y` takes the weight first, so that one two-operand pass remains.
+            Some(weight) => {
+                self.y.copy_from_slice(weight);
+                simd::map2::<L>(self.x, self.y, |x, w| x.mul(scale).mul(w));
+            }
+            None => simd::map2::<L>(self.x, self.y, |x, _| x.mul(scale)),
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Binding of [`Gate`].
+
+use numpy::{IntoPyArray, PyArray2, PyReadonlyArray1, PyReadonlyArray2};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use super::{array, buffer, run};
+use crate::kernels::gate::{Gate, GateArgs, GateKind};
+
+/// `f(x) * y` with `kind` "silu" or "sigmoid"; the vectors of the flat `x` lie `x_stride` apart.
+#[pyfunction]
+pub(super) fn gate<'py>(
+    py: Python<'py>,
+    kind: &str,
+    x: PyReadonlyArray1<'py, f32>,
+    x_offset: usize,
+    x_stride: usize,
+    y: PyReadonlyArray2<'py, f32>,
+) -> PyResult<Bound<'py, PyArray2<f32>>> {
+    let kind = match kind {
+        "silu" => GateKind::SiluMultiply,
+        "sigmoid" => GateKind::SigmoidMultiply,
+        got => {
+            return Err(PyValueError::new_err(format!(
+                "gate: `kind` must be silu or sigmoid, got {got}"
+            )));
+        }
+    };
+    let (num_vectors, width) = y.as_array().dim();
+    let mut gated = buffer(&y)?;
+    run::<Gate>(
+        py,
+        GateArgs {
+            kind,
+            x: &buffer(&x)?,
+            x_offset,
+            x_stride,
+            num_vectors,
+            width,
+            y: &mut gated,
+        },
+    )?;
+    Ok(array(&gated, (num_vectors, width))?.into_pyarray(py))
+}

@@ -1,0 +1,90 @@
+//! `specpilot_rs._core.kernels`: each kernel as a function from numpy arrays to numpy arrays, for tests.
+//!
+//! BF16 arrays are their bit patterns, `uint16`. Results are new arrays; a kernel's output buffer starts as NaN, so
+//! that an element it forgets shows. A refused argument raises `ValueError` with the kernel's own words.
+
+mod bf16_matmul;
+mod embed_rows;
+mod gate;
+mod greedy_argmax;
+mod rms_norm;
+mod rope;
+
+use std::sync::OnceLock;
+
+use half::bf16;
+use half::slice::HalfBitsSliceExt;
+use numpy::ndarray::{Array, Dimension, IntoDimension};
+use numpy::{PyReadonlyArray, PyReadonlyArray2};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::device::{Buffer, Device};
+use crate::error::KernelError;
+use crate::kernels::Kernel;
+use crate::kernels::bf16_matmul::PackedBf16;
+
+/// Kernels on numpy arrays, for tests.
+#[pymodule(submodule)]
+#[pyo3(name = "kernels")]
+pub(super) mod kernels_module {
+    #[pymodule_export]
+    use super::bf16_matmul::bf16_matmul;
+    #[pymodule_export]
+    use super::embed_rows::embed_rows;
+    #[pymodule_export]
+    use super::gate::gate;
+    #[pymodule_export]
+    use super::greedy_argmax::greedy_argmax;
+    #[pymodule_export]
+    use super::rms_norm::rms_norm;
+    #[pymodule_export]
+    use super::rope::rope;
+}
+
+/// The device all test calls share.
+fn device() -> PyResult<&'static Device> {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    if let Some(device) = DEVICE.get() {
+        return Ok(device);
+    }
+    let device = Device::host(None).map_err(|e| PyValueError::new_err(e.to_string()))?;
+    Ok(DEVICE.get_or_init(|| device))
+}
+
+/// Runs kernel `K` with the lock released.
+fn run<K: Kernel>(py: Python<'_>, args: K::Args<'_>) -> PyResult<()>
+where
+    for<'a> K::Args<'a>: Send,
+{
+    let device = device()?;
+    py.detach(|| K::run(device, args)).map_err(refused)
+}
+
+fn refused(error: KernelError) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
+
+/// A copy of a C-contiguous array.
+fn buffer<D: Dimension>(array: &PyReadonlyArray<'_, f32, D>) -> PyResult<Buffer<f32>> {
+    Ok(Buffer::from_slice(array.as_slice()?))
+}
+
+/// An output buffer in which every element is NaN.
+fn nan_buffer(len: usize) -> Buffer<f32> {
+    Buffer::from_slice(&vec![f32::NAN; len])
+}
+
+/// Packs BF16 bit patterns `[out_features, in_features]`.
+fn packed(weight: &PyReadonlyArray2<'_, u16>) -> PyResult<PackedBf16> {
+    let shape = weight.as_array();
+    let weights: &[bf16] = weight.as_slice()?.reinterpret_cast();
+    Ok(PackedBf16::pack(weights, shape.nrows(), shape.ncols()))
+}
+
+/// The first elements of a buffer as an array of `shape`.
+fn array<Sh: IntoDimension>(buffer: &Buffer<f32>, shape: Sh) -> PyResult<Array<f32, Sh::Dim>> {
+    let shape = shape.into_dimension();
+    Array::from_shape_vec(shape.clone(), buffer.host()[..shape.size()].to_vec())
+        .map_err(|e| PyValueError::new_err(e.to_string()))
+}
