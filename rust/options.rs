@@ -2,6 +2,9 @@
 
 use crate::error::OptionError;
 
+/// Most rows of one tree: ancestors fit a 64-bit mask, and a path stays within the recurrent log.
+const MAX_TREE_NODES: usize = 64;
+
 /// Everything a caller may set. Defaults live in the Python package.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
@@ -27,8 +30,8 @@ pub struct EngineOptions {
     pub num_speculative_tokens: Option<usize>,
     /// Tree policy; `None` = the best one the drafter has scores for.
     pub tree: Option<String>,
-    /// Rows of a verified tree, root included.
-    pub tree_nodes: usize,
+    /// Rows of a verified tree, root included; `None` = the policy's usual size.
+    pub tree_nodes: Option<usize>,
 }
 
 impl EngineOptions {
@@ -60,8 +63,10 @@ impl EngineOptions {
         if self.num_threads == Some(0) {
             return value("num_threads", "at least 1", "0".into());
         }
-        if !(1..=64).contains(&self.tree_nodes) {
-            return value("tree_nodes", "1..=64", self.tree_nodes.to_string());
+        if let Some(tree_nodes) = self.tree_nodes
+            && !(1..=MAX_TREE_NODES).contains(&tree_nodes)
+        {
+            return value("tree_nodes", "1..=64", tree_nodes.to_string());
         }
         Ok(())
     }

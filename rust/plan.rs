@@ -1,7 +1,7 @@
 //! What options come to on a given model, drafter and machine: limits, tree shape, cache sizes. Decided once at load
 //! and printed; the engine allocates from it.
 
-use crate::cache::pages::KvShape;
+use crate::cache::pages::{KvCache, KvShape};
 use crate::cache::slots::LayerCache;
 use crate::drafter::Drafter;
 use crate::error::{DrafterError, OptionError, Result};
@@ -14,6 +14,9 @@ use crate::step::tree::TreePolicy;
 
 /// Most rows of one forward over all requests.
 const MAX_STEP_ROWS: usize = 256;
+
+/// Rows of a tree when nothing is said: acceptance gains little beyond, cost grows with every row.
+const USUAL_TREE_NODES: usize = 32;
 
 /// Resolved limits and sizes.
 #[derive(Clone, Debug)]
@@ -57,7 +60,14 @@ impl EnginePlan {
             .into());
         }
         let tree = resolve_tree(options, drafter)?;
-        let kv_page_bytes = kv_page_bytes(&layer_caches(config));
+        let kv_shapes: Vec<_> = layer_caches(config)
+            .into_iter()
+            .filter_map(|layer| match layer {
+                LayerCache::Attention(shape) => Some(shape),
+                LayerCache::GatedDelta => None,
+            })
+            .collect();
+        let kv_page_bytes = KvCache::page_bytes_of(&kv_shapes);
         let pages_per_sequence = max_model_len.div_ceil(KV_BLOCK);
         let wanted_pages = pages_per_sequence * options.max_num_seqs;
         let num_kv_pages = match available_bytes {
@@ -103,18 +113,6 @@ pub fn layer_caches(config: &ModelConfig) -> Vec<LayerCache> {
         .collect()
 }
 
-fn kv_page_bytes(layers: &[LayerCache]) -> usize {
-    layers
-        .iter()
-        .map(|layer| match layer {
-            LayerCache::Attention(shape) => {
-                2 * KV_BLOCK * shape.num_kv_heads * shape.head_dim * size_of::<f32>()
-            }
-            LayerCache::GatedDelta => 0,
-        })
-        .sum()
-}
-
 fn resolve_tree(options: &EngineOptions, drafter: Option<&dyn Drafter>) -> Result<TreePlan> {
     let named = options.tree.as_deref().map(str::parse::<TreePolicy>).transpose()?;
     let Some(drafter) = drafter else {
@@ -146,8 +144,8 @@ fn resolve_tree(options: &EngineOptions, drafter: Option<&dyn Drafter>) -> Resul
         .into());
     }
     let tree_nodes = match policy {
-        TreePolicy::Chain => options.tree_nodes.min(num_draft_tokens + 1),
-        _ => options.tree_nodes,
+        TreePolicy::Chain => options.tree_nodes.unwrap_or(usize::MAX).min(num_draft_tokens + 1),
+        TreePolicy::DdTree | TreePolicy::Conditional => options.tree_nodes.unwrap_or(USUAL_TREE_NODES),
     };
     Ok(TreePlan {
         policy,

@@ -33,7 +33,6 @@ pub fn accept(requests: &[Request], verified: Verified) -> Accepted {
     Accepted {
         batch,
         trees,
-        paths,
         accepted,
         records,
     }

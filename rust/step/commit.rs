@@ -18,7 +18,6 @@ pub fn commit(pair: &mut ModelPair, requests: &mut [Request], accepted: Accepted
     let Accepted {
         batch,
         trees,
-        paths: _,
         accepted,
         records,
     } = accepted;

@@ -81,7 +81,6 @@ pub struct RowRecords {
 pub struct Accepted {
     pub(super) batch: Batch,
     pub(super) trees: Vec<TokenTree>,
-    pub(super) paths: RowPaths,
     pub(super) accepted: Vec<AcceptedPath>,
     pub(super) records: Option<RowRecords>,
 }
