@@ -1,7 +1,7 @@
 """The command `specpilot`: generate, chat, doctor.
 
 Data goes to stdout, logs and progress to stderr. An error is one line, `error: ...`, and exit code 2; Ctrl-C
-is exit code 130. `--help` loads neither the extension nor numpy: commands import what they need when they run.
+is exit code 130. `--help` loads neither the extension nor numpy: commands import what they need as they run.
 """
 
 from __future__ import annotations

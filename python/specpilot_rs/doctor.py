@@ -80,7 +80,15 @@ def _extension() -> Finding:
         return Finding(
             Level.FAIL, "extension", str(error), "reinstall with `pip install .` (needs cargo and cc)"
         )
-    installed = importlib.metadata.version("specpilot-rs")
+    try:
+        installed = importlib.metadata.version("specpilot-rs")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(
+            Level.WARN,
+            "extension",
+            f"{__version__}, imported from a folder that is not installed",
+            "pip install .",
+        )
     if installed != __version__:
         return Finding(
             Level.WARN,

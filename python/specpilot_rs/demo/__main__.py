@@ -13,7 +13,7 @@ from specpilot_rs import LLM, RequestOutput, SamplingParams
 from specpilot_rs.outputs import tokens_per_pass
 
 PROMPTS = (
-    "Question: A farmer has 5 fields with 24 trees each. He plants 18 more. How many trees are there?\nAnswer:",
+    "Question: A farmer has 5 fields with 24 trees each. He plants 18 more. How many are there?\nAnswer:",
     "def read_lines(path):\n    ",
     "Once upon a time there was a little girl who lived in",
     "class TestParser(unittest.TestCase):\n    def setUp(self):\n",
@@ -80,12 +80,11 @@ def report(plain: Run, speculative: Run) -> bool:
     print(f"\ntoken ids identical: {'yes' if same else 'NO'}")
     saved = plain.num_target_passes / max(1, speculative.num_target_passes)
     ratio = plain.wall_s / speculative.wall_s
+    pace = f"{ratio:.2f}x faster" if ratio > 1 else f"{1 / ratio:.2f}x slower"
+    print(f"target passes: {saved:.2f}x fewer; measured time: {pace}")
     print(
-        f"target passes: {saved:.2f}x fewer; measured time: {ratio:.2f}x {'faster' if ratio > 1 else 'as fast'}"
-    )
-    print(
-        "On a CPU a row costs nearly as much as a read of the weights, and this pair fits in the cache, so fewer\n"
-        "passes need not mean less time here; where weights stream from memory they do."
+        "On a CPU a row costs nearly as much as a read of the weights, and this pair fits in the cache, so\n"
+        "fewer passes need not mean less time here; where weights stream from memory they do."
     )
     return same
 
