@@ -1,8 +1,8 @@
-"""Chat templates: Jinja from a checkpoint, rendered in a sandbox with the globals that published templates use.
+"""Chat templates: Jinja from a checkpoint, rendered in a sandbox with the globals that published ones use.
 
-In: a template's text, messages and variables. Out: the prompt's text. The template is untrusted: it can neither
-change what it is given nor reach Python's internals. Special tokens are variables (`bos_token`, `eos_token`, ...), and
-whatever a template writes is the whole prompt: nobody adds tokens to it afterwards.
+In: a template's text, messages and variables. Out: the prompt's text. The template is untrusted: it can
+neither change what it is given nor reach Python's internals. Special tokens are variables (`bos_token`,
+`eos_token`, ...), and whatever a template writes is the whole prompt: nobody adds tokens to it afterwards.
 """
 
 from __future__ import annotations

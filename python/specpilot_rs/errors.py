@@ -1,8 +1,8 @@
 """Everything this package raises, one class per layer.
 
-Each error says what was expected and what was got; `.code` is a stable slug for programs. The classes come from the
-extension, so an error raised in Rust and one raised in Python are the same type. An error about a request leaves the
-engine usable; an error about a checkpoint or an option leaves no engine behind.
+Each error says what was expected and what was got; `.code` is a stable slug for programs. The classes come
+from the extension, so an error raised in Rust and one raised in Python are the same type. An error about a
+request leaves the engine usable; an error about a checkpoint or an option leaves no engine behind.
 """
 
 from specpilot_rs._core import (

@@ -1,7 +1,7 @@
 """Where a model's files are: a local directory, or the hub's cache after a download.
 
-A directory is taken as it is and touches no network. Anything else must be a hub id; only the files that an engine
-reads are fetched. `HF_HUB_OFFLINE`, `HF_HOME` and the access token are huggingface_hub's own business.
+A directory is taken as it is and touches no network. Anything else must be a hub id; only the files that an
+engine reads are fetched. `HF_HUB_OFFLINE`, `HF_HOME` and the access token are huggingface_hub's own business.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def model_directory(model: str | os.PathLike[str], revision: str | None = None) 
     if path.exists():
         raise CheckpointError(f"{name}: expected a directory with a model's files, got a file")
     if not name or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
-        raise CheckpointError(f"{name or repr(name)}: no such directory, and not a hub id of the form org/name")
+        raise CheckpointError(
+            f"{name or repr(name)}: no such directory, and not a hub id of the form org/name"
+        )
     return _download(name, revision)
 
 
@@ -58,16 +60,22 @@ def _download(repo_id: str, revision: str | None) -> Path:
             snapshot_download(repo_id, revision=revision, allow_patterns=list(FILES), ignore_patterns=["*/*"])
         )
     except hub_errors.HFValidationError as error:
-        raise OptionError(f"model {repo_id!r} is neither a local directory nor a hub id: {_line(error)}") from error
+        raise OptionError(
+            f"model {repo_id!r} is neither a local directory nor a hub id: {_line(error)}"
+        ) from error
     except hub_errors.GatedRepoError as error:
-        raise CheckpointError(f"{repo_id}: access is gated; accept its terms and log in to the hub") from error
+        raise CheckpointError(
+            f"{repo_id}: access is gated; accept its terms and log in to the hub"
+        ) from error
     except hub_errors.RepositoryNotFoundError as error:
-        raise CheckpointError(f"{repo_id}: no such local directory, and no such repository on the hub") from error
+        raise CheckpointError(
+            f"{repo_id}: no such local directory, and no such repository on the hub"
+        ) from error
     except hub_errors.RevisionNotFoundError as error:
         raise CheckpointError(f"{repo_id}: the hub has no revision {revision!r}") from error
     except (hub_errors.LocalEntryNotFoundError, hub_errors.OfflineModeIsEnabled) as error:
         raise CheckpointError(
-            f"{repo_id}{at}: no such local directory, not in the hub's cache, and the hub is offline or out of reach"
+            f"{repo_id}{at}: no such local directory, not in the hub's cache, and the hub is out of reach"
         ) from error
     except (hub_errors.HfHubHTTPError, OSError) as error:
         raise CheckpointError(f"{repo_id}{at}: download failed: {_line(error)}") from error

@@ -1,8 +1,8 @@
 """`LLM`: a target, perhaps a drafter, and the ways to ask them for tokens.
 
-In: prompts as text, chat messages or token ids. Out: `RequestOutput` in input order, or pieces as they are decoded.
-Every prompt and parameter is checked before the engine sees the first one; an error or Ctrl-C ends the requests of its
-call and leaves the engine usable.
+In: prompts as text, chat messages or token ids. Out: `RequestOutput` in input order, or pieces as they are
+decoded. Every prompt and parameter is checked before the engine sees the first one; an error or Ctrl-C ends
+the requests of its call and leaves the engine usable.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -92,7 +92,9 @@ class LLM:
         """
         refuse_unknown_options(unknown, _LLM_OPTIONS, "LLM")
         if profile is not None:
-            raise OptionError(f"option `profile` should be None (profiles are not in this release), got {profile!r}")
+            raise OptionError(
+                f"option `profile` should be None (profiles are not in this release), got {profile!r}"
+            )
         speculation = None if speculative_config is None else SpeculativeConfig.of(speculative_config)
         options = EngineOptions(
             dtype=dtype,
@@ -140,8 +142,8 @@ class LLM:
             if config.model is None:
                 if config.method not in (None, "dflash2"):
                     raise OptionError(
-                        f"only a dflash2 drafter is bundled; for method {config.method!r} give `model`, a directory "
-                        "or hub id of such a drafter"
+                        f"only a dflash2 drafter is bundled; for method {config.method!r} give `model`, "
+                        "a directory or hub id of such a drafter"
                     )
                 config = dataclasses.replace(config, model=str(DFLASH2_DIR))
             speculative_config = config
@@ -234,7 +236,9 @@ class LLM:
             submissions.append(self._submit_tokens(text, token_ids, params))
         return self._run(submissions, use_tqdm)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[StreamOutput]:
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Generator[StreamOutput, None, None]:
         """Completes one prompt piece by piece.
 
         The request is checked now and starts with the first piece. Closing the iterator aborts it.
@@ -255,7 +259,7 @@ class LLM:
         """Returns logits, residual norms and recurrent state over a prompt, without generating."""
         return self._engine.score(self._checked_ids(prompt_token_ids))
 
-    def _pieces(self, submission: Submission) -> Iterator[StreamOutput]:
+    def _pieces(self, submission: Submission) -> Generator[StreamOutput, None, None]:
         [request] = self._running.submit([submission])
         try:
             while True:
@@ -291,7 +295,9 @@ class LLM:
                     f"a prompt has no key {key!r}: {nearest(str(key), ('prompt', 'prompt_token_ids'))}"
                 )
         if len(prompt) != 1:
-            raise RequestError(f"a prompt should hold one of `prompt` and `prompt_token_ids`, got {len(prompt)}")
+            raise RequestError(
+                f"a prompt should hold one of `prompt` and `prompt_token_ids`, got {len(prompt)}"
+            )
         if "prompt_token_ids" in prompt:
             return self._submit_tokens(None, prompt["prompt_token_ids"], params, **record)
         if not isinstance(prompt["prompt"], str):
@@ -308,10 +314,14 @@ class LLM:
     ) -> Submission:
         if params.stop_strings and self._tokenizer is None:
             raise RequestError("stop strings need a tokenizer; give stop_token_ids")
+        checked = self._checked_ids(token_ids)
+        if params.max_tokens is None:
+            room = int(self._plan["max_model_len"]) - len(checked)
+            params = dataclasses.replace(params, max_tokens=max(room, params.min_tokens, 1))
         decoder = None
         if self._tokenizer is not None and params.detokenize:
             decoder = TextDecoder(self._tokenizer, skip_special_tokens=params.skip_special_tokens)
-        return Submission(text, self._checked_ids(token_ids), params, decoder, **record)
+        return Submission(text, checked, params, decoder, **record)
 
     def _checked_ids(self, token_ids: Sequence[int]) -> list[int]:
         vocab_size = int(self._plan["vocab_size"])
@@ -390,7 +400,9 @@ def _params_for(
         return [params] * num_prompts
     several = _as_list(params, "sampling_params")
     if len(several) != num_prompts:
-        raise RequestError(f"sampling_params should be one or {num_prompts}, one per prompt, got {len(several)}")
+        raise RequestError(
+            f"sampling_params should be one or {num_prompts}, one per prompt, got {len(several)}"
+        )
     for item in several:
         if not isinstance(item, SamplingParams):
             raise RequestError(f"sampling_params should hold SamplingParams, got {type(item).__name__}")

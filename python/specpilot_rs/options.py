@@ -1,9 +1,9 @@
 """What can be asked for: engine options, speculation and sampling parameters.
 
-These frozen dataclasses are the only home of defaults and help texts; the command line derives its flags from them.
-Ranges that depend on a model or device are judged in Rust. Here stand the checks that need neither: unknown names
-(answered with the nearest valid one) and parameters of vLLM that this release cannot honour, which are refused and
-never silently dropped.
+These frozen dataclasses are the only home of defaults and help texts; the command line shows the same ones.
+Ranges that depend on a model or device are judged in Rust. Here stand the checks that need neither: unknown
+names (answered with the nearest valid one) and parameters of vLLM that this release cannot honour, which are
+refused and never silently dropped.
 
 The module does not load the extension, so that help texts are cheap; errors import it when they are raised.
 """
@@ -83,7 +83,9 @@ class EngineOptions:
     dtype: str = _option("auto", "Activations: auto (float32 on the CPU) or float32.")
     device: str = _option("auto", "Where to run: auto or cpu.")
     weight_format: str = _option("auto", "How weights are held: auto (as in the checkpoint) or bf16.")
-    max_model_len: int | None = _option(None, "Most tokens of prompt and output; the model's own limit if omitted.")
+    max_model_len: int | None = _option(
+        None, "Most tokens of prompt and output; the model's own limit if omitted."
+    )
     max_num_seqs: int = _option(8, "Most requests decoded at once.")
     gpu_memory_utilization: float = _option(0.9, "Share of the device's memory that the engine may take.")
     seed: int = _option(0, "Seed of whatever is random; greedy decoding uses none.")
@@ -130,13 +132,17 @@ class SpeculativeConfig:
     """How to speculate. `None` in its place means plain decoding."""
 
     model: str | None = _option(None, "Drafter: a directory or a hub id.")
-    method: str | None = _option(None, f"Drafter method: {', '.join(METHODS)}; found from the checkpoint if omitted.")
+    method: str | None = _option(
+        None, f"Drafter method: {', '.join(METHODS)}; found from the checkpoint if omitted."
+    )
     num_speculative_tokens: int | None = _option(None, "Drafted positions; the drafter's block if omitted.")
     revision: str | None = _option(None, "Revision of the drafter on the hub.")
     tree: str | None = _option(None, f"Tree policy: {', '.join(TREES)}.")
     tree_nodes: int | None = _option(None, "Rows verified at once, root included; 1 is plain decoding.")
     q_passes: int = _option(0, "Marking passes before the exact one; this release has none, so only 0.")
-    tuning: str = _option("auto", "auto (use a tuned profile where one is known; this release knows none) or off.")
+    tuning: str = _option(
+        "auto", "auto (use a tuned profile where one is known; this release knows none) or off."
+    )
 
     def __new__(cls, **options: Any) -> Self:
         """Refuses unknown options before the dataclass sees them."""
@@ -152,8 +158,12 @@ class SpeculativeConfig:
             _require(value is None or isinstance(value, str), name, "a string", value)
         for name in ("num_speculative_tokens", "tree_nodes"):
             value = getattr(self, name)
-            _require(value is None or (_is_int(value) and value >= 1), name, "an integer of at least 1", value)
-        _require(self.q_passes == 0, "q_passes", "0 (two-stage verification is not in this release)", self.q_passes)
+            _require(
+                value is None or (_is_int(value) and value >= 1), name, "an integer of at least 1", value
+            )
+        _require(
+            self.q_passes == 0, "q_passes", "0 (two-stage verification is not in this release)", self.q_passes
+        )
         _require(
             self.tuning in ("auto", "off"),
             "tuning",
@@ -192,7 +202,7 @@ _NOT_YET: dict[str, tuple[Any, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How one request is decoded, with vLLM's names. The default is greedy: temperature 0, the lossless mode."""
+    """How one request is decoded, with vLLM's names; temperature 0, the default, is the lossless mode."""
 
     n: int = _option(1, "Completions of the prompt; only 1 in this release.")
     temperature: float = _option(0.0, "0 is greedy; nothing else is in this release.")
@@ -202,10 +212,14 @@ class SamplingParams:
     seed: int | None = _option(None, "Seed of the request; greedy decoding uses none.")
     max_tokens: int | None = _option(16, "Most tokens to generate; None: up to the context limit.")
     min_tokens: int = _option(0, "Tokens before which no end token and no stop string ends the output.")
-    stop: str | Sequence[str] | None = _option(None, "Strings that end the output when its text contains them.")
-    stop_token_ids: Sequence[int] | None = _option(None, "Tokens that end the output, besides the model's own.")
+    stop: str | Sequence[str] | None = _option(
+        None, "Strings that end the output when its text contains them."
+    )
+    stop_token_ids: Sequence[int] = _option((), "Tokens that end the output, besides the model's own.")
     ignore_eos: bool = _option(False, "Do not end at the model's end tokens.")
-    include_stop_str_in_output: bool = _option(False, "Keep the stop string, or the stop token's text, in the text.")
+    include_stop_str_in_output: bool = _option(
+        False, "Keep the stop string, or the stop token's text, in the text."
+    )
     skip_special_tokens: bool = _option(True, "Leave special tokens out of the text.")
     detokenize: bool = _option(True, "Make text of the tokens; without it the text is empty.")
     spaces_between_special_tokens: bool = _option(True, "Only True in this release.")

@@ -67,7 +67,9 @@ class RequestMetrics:
             num_draft_tokens=metrics.num_draft_tokens,
             num_accepted_tokens=metrics.num_accepted_tokens,
             acceptance_histogram=list(metrics.acceptance_histogram),
-            per_position_acceptance=[accepted / drafted if drafted else 0.0 for accepted, drafted in positions],
+            per_position_acceptance=[
+                accepted / drafted if drafted else 0.0 for accepted, drafted in positions
+            ],
             time_to_first_token_s=metrics.time_to_first_token_s,
             decode_time_s=metrics.decode_time_s,
         )
@@ -85,8 +87,8 @@ class CompletionOutput:
         index: Always 0: a request has one completion in this release.
         text: The text, empty without a tokenizer.
         token_ids: The tokens, the one that ended the output included.
-        finish_reason: "stop" (end token, stop token or stop string), "length" or "abort"; None while decoding.
-        stop_reason: The stop string or stop token id that ended the output; None for the model's end tokens.
+        finish_reason: "stop" (end token, stop token or stop string), "length" or "abort".
+        stop_reason: The stop string or stop token id that ended it; None for the model's end tokens.
         cumulative_logprob: None: log-probabilities are not in this release.
         logprobs: None, as above.
     """
@@ -94,7 +96,7 @@ class CompletionOutput:
     index: int
     text: str
     token_ids: list[int]
-    finish_reason: str | None = None
+    finish_reason: str
     stop_reason: int | str | None = None
     cumulative_logprob: float | None = None
     logprobs: None = None

@@ -1,9 +1,9 @@
 """Requests in flight: who waits for which tokens, their text, and where a stop string ends them.
 
 In: step events of the engine, which decodes all requests at once. Out: tokens and text per request, in order.
-Callers in several threads and unfinished streams share one engine: whoever needs tokens steps it and delivers the
-events of all. If a step fails or is interrupted its events are lost, so every request in flight is aborted; the engine
-stays usable.
+Callers in several threads and unfinished streams share one engine: whoever needs tokens steps it and delivers
+the events of all. If a step fails or is interrupted its events are lost, so every request in flight is
+aborted; the engine stays usable.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class RunningRequests:
         return admitted
 
     def advance(self, wanted: Sequence[RunningRequest]) -> None:
-        """Makes one decode step, unless all of `wanted` are finished, which another thread may have seen to."""
+        """Makes one decode step, unless all of `wanted` are finished: another thread may have made it."""
         with self._lock:
             if all(request.finished for request in wanted):
                 return
@@ -174,7 +174,9 @@ class RunningRequests:
                 raise
             if not events:
                 self.abort(list(self._by_id.values()))
-                raise SpecPilotError(f"the engine has nothing left to do, but {len(wanted)} requests wait for it")
+                raise SpecPilotError(
+                    f"the engine has nothing left to do, but {len(wanted)} requests wait for it"
+                )
 
     def _deliver(self, event: StepEvent) -> None:
         request = self._by_id.get(event.request_id)

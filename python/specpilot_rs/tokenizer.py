@@ -1,7 +1,8 @@
 """Text to tokens and back.
 
-In: a checkpoint directory with `tokenizer.json` (and `tokenizer_config.json` for special tokens and chat template).
-Out: token ids of prompts and chats, and text that grows token by token without ever showing half a character.
+In: a checkpoint directory with `tokenizer.json` (and `tokenizer_config.json` for special tokens and chat
+template). Out: token ids of prompts and chats, and text that grows token by token without ever showing half a
+character.
 
 A prompt gets one beginning-of-sequence token at most: a text that already starts with it gets no second one.
 """
@@ -93,7 +94,7 @@ class Tokenizer:
 
         Args:
             text: Any text; special tokens written out in it are recognised.
-            add_special_tokens: Whether to add what the tokenizer puts around a text, such as a beginning token.
+            add_special_tokens: Whether to add what the tokenizer puts around a text (a beginning token).
 
         Raises:
             RequestError: The text holds characters that UTF-8 cannot carry (half a surrogate pair).
@@ -106,7 +107,9 @@ class Tokenizer:
             ) from error
         bos = self.special_tokens.get("bos_token")
         starts_with_bos = bool(bos) and text.startswith(str(bos))
-        return list(self._model.encode(text, add_special_tokens=add_special_tokens and not starts_with_bos).ids)
+        return list(
+            self._model.encode(text, add_special_tokens=add_special_tokens and not starts_with_bos).ids
+        )
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Returns the text of tokens; bytes that are no UTF-8 become U+FFFD."""
@@ -155,8 +158,9 @@ class Tokenizer:
 class TextDecoder:
     """Text of a growing list of tokens, in pieces whose concatenation is the text of the whole.
 
-    Tokens may end inside a character, and a decoder may treat the first token of a list differently. So each piece is
-    what the newest tokens add to the text of a few tokens before them, and characters still incomplete are held back.
+    Tokens may end inside a character, and a decoder may treat the first token of a list differently. So each
+    piece is what the newest tokens add to the text of a few tokens before them, and characters still
+    incomplete are held back.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
@@ -177,7 +181,10 @@ class TextDecoder:
         certain = text.rstrip(_BROKEN)
         piece = certain[self._num_emitted_chars :]
         self._num_emitted_chars = max(self._num_emitted_chars, len(certain))
-        if len(certain) == len(text) and piece:
+        if len(certain) == len(text) and not piece:
+            # A special token that is left out: without this, a run of them would be decoded over and over.
+            self._window.pop()
+        elif len(certain) == len(text):
             # Everything is out: the tokens that were new become the context of the next ones.
             del self._window[: self._num_context_tokens]
             self._num_context_tokens = len(self._window)

@@ -1,4 +1,7 @@
-"""The bundled pair: a small trained target and its DFlash2 drafter. `python -m specpilot_rs.demo` shows them at work."""
+"""The bundled pair: a small trained target and its DFlash2 drafter.
+
+`python -m specpilot_rs.demo` shows them at work.
+"""
 
 from pathlib import Path
 
