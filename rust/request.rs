@@ -306,6 +306,8 @@ impl Request {
             histogram.resize(histogram.len().max(pass.num_accepted + 1), 0);
             histogram[pass.num_accepted] += 1;
         }
+        let num_positions = metrics.per_position_draft.len();
+        metrics.per_position_accepted.resize(num_positions, 0);
         if let Some(first) = self.first_token {
             metrics.time_to_first_token_s = (first - self.submitted).as_secs_f64();
             let end = self.finished.unwrap_or_else(Instant::now);

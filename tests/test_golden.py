@@ -69,7 +69,7 @@ def test_recorded_rows_equal_scored_rows(case):
     prompt = golden["sequences"][1]["input_ids"]
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     output = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False, record_logits=True)[0]
-    recorded = output.outputs[0].record
+    recorded = output.record
     scored = llm.score([*prompt, *output.outputs[0].token_ids[:-1]])
     first = len(prompt) - 1
     np.testing.assert_array_equal(recorded.logits, scored.logits[first:])

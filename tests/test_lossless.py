@@ -4,10 +4,12 @@ Everything is compared with plain decoding, one request at a time, on 60 benchma
 """
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import specpilot_rs
 from specpilot_rs import LLM, SamplingParams, _core
 from specpilot_rs.options import EngineOptions
 
@@ -35,20 +37,19 @@ def plain(prompts):
     outputs = llm.generate(prompts, PARAMS, use_tqdm=False, record_logits=True)
     assert all(len(o.outputs[0].token_ids) == NUM_TOKENS for o in outputs)
     assert all(o.metrics.num_target_passes == NUM_TOKENS - 1 for o in outputs)
-    return [o.outputs[0] for o in outputs]
+    return outputs
 
 
 def assert_identical(outputs, plain):
     for output, want in zip(outputs, plain, strict=True):
-        got = output.outputs[0]
-        assert list(got.token_ids) == list(want.token_ids)
+        assert output.outputs[0].token_ids == want.outputs[0].token_ids
         # Bit patterns, so that zeros of either sign and NaNs count too.
-        np.testing.assert_array_equal(got.record.logits.view(np.uint32), want.record.logits.view(np.uint32))
+        np.testing.assert_array_equal(output.record.logits.view(np.uint32), want.record.logits.view(np.uint32))
         np.testing.assert_array_equal(
-            got.record.residual_l2.view(np.uint32), want.record.residual_l2.view(np.uint32)
+            output.record.residual_l2.view(np.uint32), want.record.residual_l2.view(np.uint32)
         )
         np.testing.assert_array_equal(
-            got.record.gdn_state.view(np.uint32), want.record.gdn_state.view(np.uint32)
+            output.record.gdn_state.view(np.uint32), want.record.gdn_state.view(np.uint32)
         )
 
 
@@ -99,7 +100,7 @@ def test_batch_mates_and_arrival_order_change_nothing(seed, prompts, plain):
     order = random.Random(seed)
     chosen = order.sample(range(len(prompts)), 9)
     llm = demo({**DFLASH2, "tree_nodes": order.choice([5, 16, 32])}, max_num_seqs=5)
-    engine = llm.engine
+    engine = llm._engine
     waiting = [(i, order.choice([9, 33, NUM_TOKENS])) for i in chosen]
     doomed = chosen[order.randrange(9)]
     running = {}
@@ -119,7 +120,7 @@ def test_batch_mates_and_arrival_order_change_nothing(seed, prompts, plain):
                 finished[index] = (max_tokens, engine.take_output(event.request_id))
     assert sorted([*finished, doomed]) == sorted(chosen)
     for index, (max_tokens, output) in finished.items():
-        assert output.token_ids == list(plain[index].token_ids)[:max_tokens]
+        assert output.token_ids == plain[index].outputs[0].token_ids[:max_tokens]
         want = plain[index].record.logits[:max_tokens]
         np.testing.assert_array_equal(output.record.logits.view(np.uint32), want.view(np.uint32))
 
@@ -130,7 +131,7 @@ def test_prompt_chunks_and_decoding_agree(prompts, plain):
     tokenizer = llm.get_tokenizer()
     for prompt, want in zip(prompts[::6], plain[::6], strict=True):
         prompt_ids = tokenizer.encode(prompt)
-        scored = llm.score([*prompt_ids, *list(want.token_ids)[:-1]])
+        scored = llm.score([*prompt_ids, *want.outputs[0].token_ids[:-1]])
         np.testing.assert_array_equal(
             scored.logits[len(prompt_ids) - 1 :].view(np.uint32), want.record.logits.view(np.uint32)
         )
@@ -141,9 +142,9 @@ def test_prompt_chunks_and_decoding_agree(prompts, plain):
 
 def test_number_of_threads_changes_nothing(prompts, plain):
     options = EngineOptions(num_threads=1, max_model_len=2048)
-    llm = demo(None)
-    engine = _core.Engine(model=llm.model, drafter=None, options=options)
-    ids = llm.get_tokenizer().encode(prompts[0])
+    target = Path(specpilot_rs.__file__).parent / "demo" / "target"
+    engine = _core.Engine(model=str(target), drafter=None, options=options)
+    ids = demo(None).get_tokenizer().encode(prompts[0])
     request = engine.add_request(ids, PARAMS, True, False)
     while engine.has_unfinished():
         engine.step()
@@ -163,8 +164,8 @@ def test_long_multi_turn_state_equals_one_prompt(tree, prompts):
         ids += tokenizer.encode(prompt)
         request = [{"prompt_token_ids": ids}]
         params = SamplingParams(max_tokens=40, ignore_eos=True)
-        output = llm.generate(request, params, use_tqdm=False, record_logits=True)[0].outputs[0]
-        ids = ids + list(output.token_ids)
+        output = llm.generate(request, params, use_tqdm=False, record_logits=True)[0]
+        ids = ids + output.outputs[0].token_ids
         scored = llm.score(ids[:-1])
         np.testing.assert_array_equal(
             output.record.gdn_state.view(np.uint32), scored.gdn_state.view(np.uint32)
