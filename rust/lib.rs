@@ -1,6 +1,7 @@
 //! Lossless speculative decoding: a runtime that emits the target model's greedy tokens, several per forward.
 #![deny(unsafe_code)]
 
+pub mod cache;
 #[allow(unsafe_code, reason = "raw buffers")]
 pub mod device;
 pub mod drafter;

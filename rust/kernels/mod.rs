@@ -4,14 +4,18 @@
 //! is the only such switch. Every kernel is **row-invariant**: what it computes for a row depends on that row's own
 //! token path only, never on how many or which rows sit beside it, nor on the number of threads.
 
+pub mod append_kv;
 pub mod bf16_matmul;
 pub mod embed_rows;
 pub mod gate;
+pub mod gdn_fold;
+pub mod gdn_wy;
 pub mod greedy_argmax;
 pub mod paths;
 pub mod rms_norm;
 pub mod rope;
 pub mod simd;
+pub mod tree_attention;
 pub(crate) mod vectors;
 
 use crate::device::{Device, HostDevice};

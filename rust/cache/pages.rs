@@ -1,0 +1,169 @@
+//! The paged key/value cache of all full-attention layers, and its free list.
+//!
+//! A page holds 64 positions of one request in every layer, `[page][kv_head][64][head_dim]` per layer for keys and for
+//! values. Pages are handed out whole; a pool is reserved but not touched before tokens are written.
+
+use crate::device::{Buffer, Device};
+use crate::kernels::tree_attention::KV_BLOCK;
+
+/// Key/value heads of one layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvShape {
+    /// Key/value heads.
+    pub num_kv_heads: usize,
+    /// Length of a head's key and value.
+    pub head_dim: usize,
+}
+
+impl KvShape {
+    /// Elements of one page of keys (or of values).
+    pub fn page_len(&self) -> usize {
+        self.num_kv_heads * KV_BLOCK * self.head_dim
+    }
+}
+
+/// Pages of every attention layer.
+#[derive(Debug)]
+pub struct KvCache {
+    layers: Vec<LayerPages>,
+    /// Free pages; the last one is handed out next.
+    free: Vec<u32>,
+    is_free: Vec<bool>,
+    page_bytes: usize,
+}
+
+#[derive(Debug)]
+struct LayerPages {
+    k: Buffer<f32>,
+    v: Buffer<f32>,
+}
+
+impl KvCache {
+    /// A pool of `num_pages` pages for the given layers. Memory is reserved, not touched.
+    pub fn new(device: &Device, layers: &[KvShape], num_pages: usize) -> Self {
+        Self {
+            layers: layers
+                .iter()
+                .map(|shape| LayerPages {
+                    k: device.alloc(num_pages * shape.page_len()),
+                    v: device.alloc(num_pages * shape.page_len()),
+                })
+                .collect(),
+            free: (0..num_pages as u32).rev().collect(),
+            is_free: vec![true; num_pages],
+            page_bytes: Self::page_bytes_of(layers),
+        }
+    }
+
+    /// Bytes that one page takes in all `layers`, for sizing a pool before it exists.
+    pub fn page_bytes_of(layers: &[KvShape]) -> usize {
+        layers
+            .iter()
+            .map(|shape| 2 * shape.page_len() * size_of::<f32>())
+            .sum()
+    }
+
+    /// Key pages of attention layer `layer` (counting attention layers only).
+    pub fn k(&self, layer: usize) -> &Buffer<f32> {
+        &self.layers[layer].k
+    }
+
+    /// Value pages of attention layer `layer`.
+    pub fn v(&self, layer: usize) -> &Buffer<f32> {
+        &self.layers[layer].v
+    }
+
+    /// Key and value pages of attention layer `layer` for writing.
+    pub fn k_v_mut(&mut self, layer: usize) -> (&mut Buffer<f32>, &mut Buffer<f32>) {
+        let pages = &mut self.layers[layer];
+        (&mut pages.k, &mut pages.v)
+    }
+
+    /// Takes `num_pages` pages, or none when fewer are free.
+    pub fn allocate(&mut self, num_pages: usize) -> Option<Vec<u32>> {
+        let first = self.free.len().checked_sub(num_pages)?;
+        let pages: Vec<u32> = self.free.drain(first..).rev().collect();
+        for &page in &pages {
+            self.is_free[page as usize] = false;
+        }
+        Some(pages)
+    }
+
+    /// Gives pages back.
+    ///
+    /// # Panics
+    /// When a page is free already: two requests would come to share it.
+    pub fn release(&mut self, pages: &[u32]) {
+        for &page in pages {
+            let is_free = &mut self.is_free[page as usize];
+            assert!(!*is_free, "page {page} is released twice");
+            *is_free = true;
+        }
+        self.free.extend(pages.iter().rev());
+    }
+
+    /// Pages that [`allocate`](Self::allocate) can still hand out.
+    pub fn num_free_pages(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Bytes of one page over all layers, keys and values.
+    pub fn page_bytes(&self) -> usize {
+        self.page_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPES: [KvShape; 2] = [
+        KvShape {
+            num_kv_heads: 1,
+            head_dim: 128,
+        },
+        KvShape {
+            num_kv_heads: 2,
+            head_dim: 16,
+        },
+    ];
+
+    fn cache(num_pages: usize) -> KvCache {
+        KvCache::new(&Device::host(Some(1)).unwrap(), &SHAPES, num_pages)
+    }
+
+    #[test]
+    fn allocation_is_all_or_nothing_and_pages_are_distinct() {
+        let mut cache = cache(5);
+        let first = cache.allocate(3).unwrap();
+        assert_eq!(first, [0, 1, 2]);
+        assert_eq!(cache.allocate(3), None);
+        assert_eq!(cache.num_free_pages(), 2);
+        let second = cache.allocate(2).unwrap();
+        assert!(second.iter().all(|page| !first.contains(page)));
+        cache.release(&first);
+        assert_eq!(cache.allocate(3).unwrap(), first);
+        assert_eq!(cache.allocate(0), Some(vec![]));
+    }
+
+    #[test]
+    #[should_panic(expected = "page 1 is released twice")]
+    fn a_double_release_panics() {
+        let mut cache = cache(4);
+        cache.allocate(2).unwrap();
+        cache.release(&[1]);
+        cache.release(&[1]);
+    }
+
+    #[test]
+    fn pools_hold_every_page_of_every_layer() {
+        let mut cache = cache(3);
+        assert_eq!(cache.page_bytes(), 2 * 4 * 64 * (128 + 32));
+        assert_eq!(cache.k(0).len(), 3 * 64 * 128);
+        assert_eq!(cache.v(1).len(), 3 * 64 * 32);
+        let (k, v) = cache.k_v_mut(1);
+        k.host_mut()[7] = 1.0;
+        v.host_mut()[7] = 2.0;
+        assert_eq!((cache.k(1).host()[7], cache.v(1).host()[7]), (1.0, 2.0));
+    }
+}
