@@ -197,6 +197,18 @@ pub enum CheckpointError {
         /// Shape in the file.
         got: Vec<usize>,
     },
+    /// The config ties a tensor to another, but the checkpoint holds different values for both.
+    #[error(
+        "{file}: tensor `{tensor}` should equal `{expected}` (tie_word_embeddings is true), but got other values"
+    )]
+    TiedTensor {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The tensor it is tied to.
+        expected: String,
+    },
     /// A tensor has a dtype that its place does not allow.
     #[error("{file}: tensor `{tensor}` should have dtype {expected}, got {got}")]
     Dtype {

@@ -11,3 +11,5 @@ pub mod kernels;
 #[cfg(feature = "python")]
 mod python;
 pub mod step;
+pub mod model;
+pub mod weights;

@@ -1,0 +1,227 @@
+//! A JSON config file read key by key, with errors that name file, dotted key, expected and got.
+//!
+//! In: a path. Out: [`Section`]s (the root object or one nested in it) whose readers return checked values. `null` is
+//! the same as an absent key, as published files use both. Unknown keys are nobody's business and ignored.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::error::ConfigError;
+
+type Result<T, E = ConfigError> = std::result::Result<T, E>;
+
+/// A parsed config file.
+#[derive(Debug)]
+pub struct ConfigFile {
+    path: PathBuf,
+    root: Map<String, Value>,
+}
+
+impl ConfigFile {
+    /// Reads and parses `path`.
+    ///
+    /// # Errors
+    /// [`ConfigError::Io`], [`ConfigError::Json`], or [`ConfigError::Value`] when the file is no object.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = std::fs::read(path).map_err(|source| ConfigError::Io {
+            file: path.to_owned(),
+            source,
+        })?;
+        match serde_json::from_slice(&text) {
+            Ok(Value::Object(root)) => Ok(Self {
+                path: path.to_owned(),
+                root,
+            }),
+            Ok(other) => Err(ConfigError::Value {
+                file: path.to_owned(),
+                key: "(root)".to_owned(),
+                expected: "an object".to_owned(),
+                got: other.to_string(),
+            }),
+            Err(source) => Err(ConfigError::Json {
+                file: path.to_owned(),
+                source,
+            }),
+        }
+    }
+
+    /// The outermost object.
+    pub fn root(&self) -> Section<'_> {
+        Section {
+            file: &self.path,
+            path: String::new(),
+            map: &self.root,
+        }
+    }
+}
+
+/// An object of a config file.
+#[derive(Clone, Debug)]
+pub struct Section<'a> {
+    file: &'a Path,
+    path: String,
+    map: &'a Map<String, Value>,
+}
+
+impl<'a> Section<'a> {
+    /// The value of `key`; `None` when absent or null.
+    pub fn get(&self, key: &str) -> Option<&'a Value> {
+        self.map.get(key).filter(|v| !v.is_null())
+    }
+
+    /// An error saying that `key` is absent.
+    pub fn missing(&self, key: &str, expected: &'static str) -> ConfigError {
+        ConfigError::MissingKey {
+            file: self.file.to_owned(),
+            key: self.dotted(key),
+            expected,
+        }
+    }
+
+    /// An error saying that `key` should be `expected`.
+    pub fn invalid(&self, key: &str, expected: impl Into<String>) -> ConfigError {
+        ConfigError::Value {
+            file: self.file.to_owned(),
+            key: self.dotted(key),
+            expected: expected.into(),
+            got: self.map.get(key).unwrap_or(&Value::Null).to_string(),
+        }
+    }
+
+    /// The object at `key`, if there.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] when it is no object.
+    pub fn optional_section(&self, key: &str) -> Result<Option<Section<'a>>> {
+        self.read(key, "an object", |value| {
+            Some(Section {
+                file: self.file,
+                path: self.dotted(key),
+                map: value.as_object()?,
+            })
+        })
+    }
+
+    /// The object at `key`.
+    ///
+    /// # Errors
+    /// [`ConfigError`] when it is absent or no object.
+    pub fn section(&self, key: &str) -> Result<Section<'a>> {
+        self.optional_section(key)?
+            .ok_or_else(|| self.missing(key, "an object"))
+    }
+
+    /// The size at `key`, if there: an integer from 1 to `i32::MAX`, so that products of two sizes cannot overflow.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] for anything else.
+    pub fn optional_size(&self, key: &str) -> Result<Option<usize>> {
+        self.read(key, "a positive 31-bit integer", |value| {
+            let size = i32::try_from(value.as_i64()?).ok()?;
+            usize::try_from(size).ok().filter(|&size| size > 0)
+        })
+    }
+
+    /// The size at `key`.
+    ///
+    /// # Errors
+    /// [`ConfigError`] when it is absent or no size.
+    pub fn size(&self, key: &str) -> Result<usize> {
+        self.optional_size(key)?
+            .ok_or_else(|| self.missing(key, "a positive integer"))
+    }
+
+    /// The positive number at `key`, if there.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] for anything else.
+    pub fn optional_positive(&self, key: &str) -> Result<Option<f64>> {
+        self.read(key, "a positive number", |value| {
+            value.as_f64().filter(|x| x.is_finite() && *x > 0.0)
+        })
+    }
+
+    /// The positive number at `key`.
+    ///
+    /// # Errors
+    /// [`ConfigError`] when it is absent or no positive number.
+    pub fn positive(&self, key: &str) -> Result<f64> {
+        self.optional_positive(key)?
+            .ok_or_else(|| self.missing(key, "a positive number"))
+    }
+
+    /// The boolean at `key`, if there.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] for anything else.
+    pub fn optional_flag(&self, key: &str) -> Result<Option<bool>> {
+        self.read(key, "true or false", Value::as_bool)
+    }
+
+    /// The string at `key`, if there.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] for anything else.
+    pub fn optional_text(&self, key: &str) -> Result<Option<&'a str>> {
+        self.read(key, "a string", Value::as_str)
+    }
+
+    /// The array at `key`, if there.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] for anything else.
+    pub fn optional_array(&self, key: &str) -> Result<Option<&'a [Value]>> {
+        self.read(key, "an array", |value| value.as_array().map(|a| &a[..]))
+    }
+
+    /// The token ids at `key`: one id, an array of them, or none when absent. Each lies below `vocab_size`.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] for anything else.
+    pub fn token_ids(&self, key: &str, vocab_size: usize) -> Result<Vec<u32>> {
+        let id = |value: &Value| {
+            let id = u32::try_from(value.as_u64()?).ok()?;
+            ((id as usize) < vocab_size).then_some(id)
+        };
+        let ids = match self.get(key) {
+            None => Some(Vec::new()),
+            Some(Value::Array(values)) => values.iter().map(id).collect(),
+            Some(value) => id(value).map(|id| vec![id]),
+        };
+        ids.ok_or_else(|| self.invalid(key, format!("token ids below {vocab_size}")))
+    }
+
+    /// Refuses any other value than `expected` at `key`; an absent key is fine.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`].
+    pub fn only(&self, key: &str, expected: &[Value]) -> Result<()> {
+        match self.get(key) {
+            Some(value) if !expected.contains(value) => {
+                let list: Vec<String> = expected.iter().map(Value::to_string).collect();
+                Err(self.invalid(key, list.join(" or ")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn read<T>(
+        &self,
+        key: &str,
+        expected: &str,
+        convert: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>> {
+        self.get(key)
+            .map(|value| convert(value).ok_or_else(|| self.invalid(key, expected)))
+            .transpose()
+    }
+
+    fn dotted(&self, key: &str) -> String {
+        if self.path.is_empty() {
+            key.to_owned()
+        } else {
+            format!("{}.{key}", self.path)
+        }
+    }
+}

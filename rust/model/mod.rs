@@ -1,0 +1,11 @@
+//! The target model: what its config says and the weights it names. One decoder driven by data; no family has code of
+//! its own above `families`.
+
+pub mod config;
+pub mod config_file;
+pub mod families;
+pub mod tensor_role;
+pub mod weights;
+
+pub use config::ModelConfig;
+pub use weights::DecoderWeights;

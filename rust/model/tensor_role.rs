@@ -1,0 +1,182 @@
+//! What a decoder's tensors are for: by role, each has one name in a checkpoint and one shape in a config.
+//!
+//! The one list from which both the check of a checkpoint (before gigabytes are read) and the loading itself are made,
+//! so that they cannot disagree.
+
+use super::config::{GdnConfig, MixerKind, ModelConfig};
+
+/// Names that a family's checkpoints give to roles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WeightNames {
+    /// What the decoder's tensors start with; the LM head stands outside.
+    pub prefix: &'static str,
+    /// Tensors of other models in the same checkpoint.
+    pub ignored_prefixes: &'static [&'static str],
+}
+
+/// The place of a tensor in a decoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each is named after its tensor")]
+pub enum TensorRole {
+    Embed,
+    FinalNorm,
+    LmHead,
+    InputNorm,
+    PostAttentionNorm,
+    GateProj,
+    UpProj,
+    DownProj,
+    QProj,
+    KProj,
+    VProj,
+    OProj,
+    QNorm,
+    KNorm,
+    GdnInProjQkv,
+    GdnInProjZ,
+    GdnInProjA,
+    GdnInProjB,
+    GdnConv,
+    GdnALog,
+    GdnDtBias,
+    GdnNorm,
+    GdnOutProj,
+}
+
+use TensorRole as Role;
+
+const EVERY_LAYER: [Role; 5] = [
+    Role::InputNorm,
+    Role::PostAttentionNorm,
+    Role::GateProj,
+    Role::UpProj,
+    Role::DownProj,
+];
+const ATTENTION: [Role; 4] = [Role::QProj, Role::KProj, Role::VProj, Role::OProj];
+const QK_NORMS: [Role; 2] = [Role::QNorm, Role::KNorm];
+const GATED_DELTA: [Role; 9] = [
+    Role::GdnInProjQkv,
+    Role::GdnInProjZ,
+    Role::GdnInProjA,
+    Role::GdnInProjB,
+    Role::GdnConv,
+    Role::GdnALog,
+    Role::GdnDtBias,
+    Role::GdnNorm,
+    Role::GdnOutProj,
+];
+
+impl WeightNames {
+    /// Name of the tensor of `role`, in layer `layer` where the role belongs to a layer.
+    pub fn name(&self, role: TensorRole, layer: usize) -> String {
+        let prefix = self.prefix;
+        match role {
+            Role::LmHead => "lm_head.weight".to_owned(),
+            Role::Embed => format!("{prefix}embed_tokens.weight"),
+            Role::FinalNorm => format!("{prefix}norm.weight"),
+            _ => format!("{prefix}layers.{layer}.{}", role.name_in_layer()),
+        }
+    }
+
+    /// Name under which old checkpoints store a layer's rotary frequencies.
+    pub fn rotary_frequencies(&self, layer: usize) -> String {
+        format!(
+            "{}layers.{layer}.self_attn.rotary_emb.inv_freq",
+            self.prefix
+        )
+    }
+
+    /// Name and shape of every tensor that a decoder of `config` reads.
+    pub fn tensors(&self, config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
+        let mut tensors = Vec::new();
+        let mut add = |role: Role, layer| {
+            tensors.push((self.name(role, layer), role.shape(config)));
+        };
+        add(Role::Embed, 0);
+        add(Role::FinalNorm, 0);
+        if !config.tie_word_embeddings {
+            add(Role::LmHead, 0);
+        }
+        for (i, layer) in config.layers.iter().enumerate() {
+            let mixer: &[Role] = match layer.mixer {
+                MixerKind::Attention => &ATTENTION,
+                MixerKind::GatedDelta => &GATED_DELTA,
+            };
+            for &role in EVERY_LAYER.iter().chain(mixer) {
+                add(role, i);
+            }
+            if layer.mixer == MixerKind::Attention && config.attention.qk_norm {
+                for role in QK_NORMS {
+                    add(role, i);
+                }
+            }
+        }
+        tensors
+    }
+}
+
+impl TensorRole {
+    fn name_in_layer(self) -> &'static str {
+        match self {
+            Self::Embed | Self::FinalNorm | Self::LmHead => "",
+            Self::InputNorm => "input_layernorm.weight",
+            Self::PostAttentionNorm => "post_attention_layernorm.weight",
+            Self::GateProj => "mlp.gate_proj.weight",
+            Self::UpProj => "mlp.up_proj.weight",
+            Self::DownProj => "mlp.down_proj.weight",
+            Self::QProj => "self_attn.q_proj.weight",
+            Self::KProj => "self_attn.k_proj.weight",
+            Self::VProj => "self_attn.v_proj.weight",
+            Self::OProj => "self_attn.o_proj.weight",
+            Self::QNorm => "self_attn.q_norm.weight",
+            Self::KNorm => "self_attn.k_norm.weight",
+            Self::GdnInProjQkv => "linear_attn.in_proj_qkv.weight",
+            Self::GdnInProjZ => "linear_attn.in_proj_z.weight",
+            Self::GdnInProjA => "linear_attn.in_proj_a.weight",
+            Self::GdnInProjB => "linear_attn.in_proj_b.weight",
+            Self::GdnConv => "linear_attn.conv1d.weight",
+            Self::GdnALog => "linear_attn.A_log",
+            Self::GdnDtBias => "linear_attn.dt_bias",
+            Self::GdnNorm => "linear_attn.norm.weight",
+            Self::GdnOutProj => "linear_attn.out_proj.weight",
+        }
+    }
+
+    /// Shape of the tensor in a checkpoint of `config`.
+    ///
+    /// # Panics
+    /// For a Gated-DeltaNet role when `config.gdn` is `None`.
+    pub fn shape(self, config: &ModelConfig) -> Vec<usize> {
+        let (hidden, mlp) = (config.hidden_size, config.intermediate_size);
+        let attention = &config.attention;
+        match self {
+            Self::Embed | Self::LmHead => vec![config.vocab_size, hidden],
+            Self::FinalNorm | Self::InputNorm | Self::PostAttentionNorm => vec![hidden],
+            Self::GateProj | Self::UpProj => vec![mlp, hidden],
+            Self::DownProj => vec![hidden, mlp],
+            Self::QProj => vec![attention.q_proj_rows(), hidden],
+            Self::KProj | Self::VProj => vec![attention.kv_dim(), hidden],
+            Self::OProj => vec![hidden, attention.q_dim()],
+            Self::QNorm | Self::KNorm => vec![attention.head_dim],
+            _ => self.gdn_shape(
+                config
+                    .gdn
+                    .as_ref()
+                    .expect("a config with Gated-DeltaNet layers has their sizes"),
+                hidden,
+            ),
+        }
+    }
+
+    fn gdn_shape(self, gdn: &GdnConfig, hidden: usize) -> Vec<usize> {
+        match self {
+            Self::GdnInProjQkv => vec![gdn.conv_channels(), hidden],
+            Self::GdnInProjZ => vec![gdn.value_width(), hidden],
+            Self::GdnInProjA | Self::GdnInProjB => vec![gdn.num_value_heads, hidden],
+            Self::GdnConv => vec![gdn.conv_channels(), 1, gdn.conv_kernel],
+            Self::GdnNorm => vec![gdn.value_dim],
+            Self::GdnOutProj => vec![hidden, gdn.value_width()],
+            _ => vec![gdn.num_value_heads],
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! The weights of a decoder, read once from a checkpoint.
+//!
+//! In: an opened [`Checkpoint`] and the [`ModelConfig`] that says which tensors it must hold. Out: matrices packed for
+//! the kernels and fp32 vectors. Norm weights are stored as they multiply (`1 + w` where the config says so), so no
+//! layer asks. Every tensor's presence and shape is checked before the first is read, and tensors nobody read are
+//! refused at the end.
+
+use super::config::{MixerKind, ModelConfig};
+use super::tensor_role::TensorRole as Role;
+use crate::device::{Buffer, Device};
+use crate::error::{CheckpointError, KernelError, Result};
+use crate::kernels::Kernel;
+use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16};
+use crate::weights::{Checkpoint, Linear};
+
+/// All weights of a decoder.
+#[derive(Debug)]
+pub struct DecoderWeights {
+    /// Token embedding `[vocab_size, hidden_size]`.
+    pub embed: PackedBf16,
+    /// LM head `[vocab_size, hidden_size]`; `None` when it is the embedding.
+    pub lm_head: Option<Linear>,
+    /// Weight of the norm before the LM head.
+    pub final_norm: Buffer<f32>,
+    /// First to last layer.
+    pub layers: Vec<LayerWeights>,
+}
+
+/// Weights of one layer.
+#[derive(Debug)]
+pub struct LayerWeights {
+    /// Weight of the norm before the mixer.
+    pub input_norm: Buffer<f32>,
+    /// Weight of the norm before the MLP.
+    pub post_attention_norm: Buffer<f32>,
+    /// What mixes token positions.
+    pub mixer: MixerWeights,
+    /// `[intermediate_size, hidden_size]`.
+    pub gate_proj: Linear,
+    /// `[intermediate_size, hidden_size]`.
+    pub up_proj: Linear,
+    /// `[hidden_size, intermediate_size]`.
+    pub down_proj: Linear,
+}
+
+/// Weights of a layer's mixer.
+#[derive(Debug)]
+pub enum MixerWeights {
+    /// Softmax attention.
+    Attention(AttentionWeights),
+    /// Gated DeltaNet.
+    GatedDelta(GatedDeltaWeights),
+}
+
+/// Weights of softmax attention.
+#[derive(Debug)]
+pub struct AttentionWeights {
+    /// Queries; per head followed by its gate where the config has an output gate.
+    pub q_proj: Linear,
+    /// Keys.
+    pub k_proj: Linear,
+    /// Values.
+    pub v_proj: Linear,
+    /// `[hidden_size, num_heads * head_dim]`.
+    pub o_proj: Linear,
+    /// Weight `[head_dim]` of the queries' norm, if there is one.
+    pub q_norm: Option<Buffer<f32>>,
+    /// Weight `[head_dim]` of the keys' norm, if there is one.
+    pub k_norm: Option<Buffer<f32>>,
+}
+
+/// Weights of Gated DeltaNet.
+#[derive(Debug)]
+pub struct GatedDeltaWeights {
+    /// All queries, all keys, all values: `[conv_channels, hidden_size]`.
+    pub in_proj_qkv: Linear,
+    /// Output gate `[num_value_heads * value_dim, hidden_size]`.
+    pub in_proj_z: Linear,
+    /// Decay input `[num_value_heads, hidden_size]`.
+    pub in_proj_a: Linear,
+    /// Write strength `[num_value_heads, hidden_size]`.
+    pub in_proj_b: Linear,
+    /// `[hidden_size, num_value_heads * value_dim]`.
+    pub out_proj: Linear,
+    /// Depthwise convolution `[conv_channels, conv_kernel]`; the last column multiplies the current token.
+    pub conv: Buffer<f32>,
+    /// Logarithm of the decay rate `[num_value_heads]`.
+    pub a_log: Buffer<f32>,
+    /// Added to the decay input `[num_value_heads]`.
+    pub dt_bias: Buffer<f32>,
+    /// Weight `[value_dim]` of the output norm, shared by all heads; never stored as a difference from one.
+    pub norm: Buffer<f32>,
+}
+
+impl DecoderWeights {
+    /// Reads all weights of `config` from `checkpoint`.
+    ///
+    /// # Errors
+    /// [`CheckpointError`] when a tensor is missing, extra, or of another shape or dtype.
+    pub fn load(checkpoint: &Checkpoint, config: &ModelConfig) -> Result<Self> {
+        checkpoint.check(&config.weight_names.tensors(config))?;
+        let loader = Loader { checkpoint, config };
+        if config.tie_word_embeddings {
+            loader.skip_tied_head()?;
+        }
+        let weights = Self {
+            embed: loader.matrix(Role::Embed, 0)?,
+            lm_head: match config.tie_word_embeddings {
+                true => None,
+                false => Some(loader.linear(Role::LmHead, 0)?),
+            },
+            final_norm: loader.norm(Role::FinalNorm, 0)?,
+            layers: (0..config.layers.len())
+                .map(|i| loader.layer(i))
+                .collect::<Result<_, _>>()?,
+        };
+        checkpoint.finish(config.weight_names.ignored_prefixes)?;
+        Ok(weights)
+    }
+
+    /// Logits `[num_rows, vocab_size]` of final-norm outputs `hidden` `[num_rows, hidden_size]`, through the LM head or
+    /// the embedding it is tied to: the same kernel, and so the same order of sums.
+    ///
+    /// # Errors
+    /// [`KernelError`] when a buffer is too short.
+    pub fn logits(
+        &self,
+        device: &Device,
+        hidden: &Buffer<f32>,
+        num_rows: usize,
+        logits: &mut Buffer<f32>,
+    ) -> Result<(), KernelError> {
+        match &self.lm_head {
+            Some(head) => head.forward(device, hidden, num_rows, logits, Epilogue::Store),
+            None => Bf16Matmul::run(
+                device,
+                Bf16MatmulArgs {
+                    x: hidden,
+                    num_rows,
+                    weight: &self.embed,
+                    y: logits,
+                    epilogue: Epilogue::Store,
+                },
+            ),
+        }
+    }
+
+    /// Bytes of all weights in memory.
+    pub fn num_bytes(&self) -> usize {
+        let matrices: usize = self.matrices().map(Linear::num_bytes).sum();
+        let vectors: usize = self.vectors().map(|v| v.len() * size_of::<f32>()).sum();
+        self.embed.num_bytes() + matrices + vectors
+    }
+
+    /// Number of parameters; an embedding that is also the LM head counts once.
+    pub fn num_parameters(&self) -> usize {
+        let size = |m: &Linear| m.out_features() * m.in_features();
+        let embed = self.embed.out_features() * self.embed.in_features();
+        embed
+            + self.matrices().map(size).sum::<usize>()
+            + self.vectors().map(Buffer::len).sum::<usize>()
+    }
+
+    fn matrices(&self) -> impl Iterator<Item = &Linear> {
+        let layers = self.layers.iter().flat_map(LayerWeights::matrices);
+        self.lm_head.iter().chain(layers)
+    }
+
+    fn vectors(&self) -> impl Iterator<Item = &Buffer<f32>> {
+        let layers = self.layers.iter().flat_map(LayerWeights::vectors);
+        std::iter::once(&self.final_norm).chain(layers)
+    }
+}
+
+impl LayerWeights {
+    fn matrices(&self) -> Vec<&Linear> {
+        let mut matrices = vec![&self.gate_proj, &self.up_proj, &self.down_proj];
+        match &self.mixer {
+            MixerWeights::Attention(w) => {
+                matrices.extend([&w.q_proj, &w.k_proj, &w.v_proj, &w.o_proj]);
+            }
+            MixerWeights::GatedDelta(w) => matrices.extend([
+                &w.in_proj_qkv,
+                &w.in_proj_z,
+                &w.in_proj_a,
+                &w.in_proj_b,
+                &w.out_proj,
+            ]),
+        }
+        matrices
+    }
+
+    fn vectors(&self) -> Vec<&Buffer<f32>> {
+        let mut vectors = vec![&self.input_norm, &self.post_attention_norm];
+        match &self.mixer {
+            MixerWeights::Attention(w) => vectors.extend(w.q_norm.iter().chain(&w.k_norm)),
+            MixerWeights::GatedDelta(w) => {
+                vectors.extend([&w.conv, &w.a_log, &w.dt_bias, &w.norm]);
+            }
+        }
+        vectors
+    }
+}
+
+/// Reads tensors by role, with the name and the shape that the config gives them.
+struct Loader<'a> {
+    checkpoint: &'a Checkpoint,
+    config: &'a ModelConfig,
+}
+
+impl Loader<'_> {
+    fn layer(&self, i: usize) -> Result<LayerWeights, CheckpointError> {
+        Ok(LayerWeights {
+            input_norm: self.norm(Role::InputNorm, i)?,
+            post_attention_norm: self.norm(Role::PostAttentionNorm, i)?,
+            mixer: match self.config.layers[i].mixer {
+                MixerKind::Attention => MixerWeights::Attention(self.attention(i)?),
+                MixerKind::GatedDelta => MixerWeights::GatedDelta(self.gated_delta(i)?),
+            },
+            gate_proj: self.linear(Role::GateProj, i)?,
+            up_proj: self.linear(Role::UpProj, i)?,
+            down_proj: self.linear(Role::DownProj, i)?,
+        })
+    }
+
+    fn attention(&self, i: usize) -> Result<AttentionWeights, CheckpointError> {
+        // Llama files of before transformers 4.32 carry the frequencies, which the config gives exactly.
+        let frequencies = self.config.weight_names.rotary_frequencies(i);
+        self.checkpoint.skip(&frequencies);
+        let qk_norm = |role| match self.config.attention.qk_norm {
+            true => self.norm(role, i).map(Some),
+            false => Ok(None),
+        };
+        Ok(AttentionWeights {
+            q_proj: self.linear(Role::QProj, i)?,
+            k_proj: self.linear(Role::KProj, i)?,
+            v_proj: self.linear(Role::VProj, i)?,
+            o_proj: self.linear(Role::OProj, i)?,
+            q_norm: qk_norm(Role::QNorm)?,
+            k_norm: qk_norm(Role::KNorm)?,
+        })
+    }
+
+    fn gated_delta(&self, i: usize) -> Result<GatedDeltaWeights, CheckpointError> {
+        Ok(GatedDeltaWeights {
+            in_proj_qkv: self.linear(Role::GdnInProjQkv, i)?,
+            in_proj_z: self.linear(Role::GdnInProjZ, i)?,
+            in_proj_a: self.linear(Role::GdnInProjA, i)?,
+            in_proj_b: self.linear(Role::GdnInProjB, i)?,
+            out_proj: self.linear(Role::GdnOutProj, i)?,
+            conv: self.vector(Role::GdnConv, i)?,
+            a_log: self.vector(Role::GdnALog, i)?,
+            dt_bias: self.vector(Role::GdnDtBias, i)?,
+            norm: self.vector(Role::GdnNorm, i)?,
+        })
+    }
+
+    fn linear(&self, role: Role, layer: usize) -> Result<Linear, CheckpointError> {
+        self.matrix(role, layer).map(Linear::from_packed)
+    }
+
+    fn matrix(&self, role: Role, layer: usize) -> Result<PackedBf16, CheckpointError> {
+        let shape = role.shape(self.config);
+        self.checkpoint
+            .matrix_bf16(&self.name(role, layer), [shape[0], shape[1]])
+    }
+
+    fn vector(&self, role: Role, layer: usize) -> Result<Buffer<f32>, CheckpointError> {
+        self.checkpoint
+            .tensor_f32(&self.name(role, layer), &role.shape(self.config))
+    }
+
+    /// A norm's weight as it multiplies.
+    fn norm(&self, role: Role, layer: usize) -> Result<Buffer<f32>, CheckpointError> {
+        let mut weight = self.vector(role, layer)?;
+        if self.config.norms_add_one {
+            weight.host_mut().iter_mut().for_each(|w| *w += 1.0);
+        }
+        Ok(weight)
+    }
+
+    /// Some exporters write a tied head a second time. Equal bits are skipped; other bits are a config that lies.
+    fn skip_tied_head(&self) -> Result<(), CheckpointError> {
+        let (head, embed) = (self.name(Role::LmHead, 0), self.name(Role::Embed, 0));
+        let Some(file) = self.checkpoint.file(&head) else {
+            return Ok(());
+        };
+        if !self.checkpoint.same_bits(&head, &embed) {
+            return Err(CheckpointError::TiedTensor {
+                file: file.to_owned(),
+                tensor: head,
+                expected: embed,
+            });
+        }
+        self.checkpoint.skip(&head);
+        Ok(())
+    }
+
+    fn name(&self, role: Role, layer: usize) -> String {
+        self.config.weight_names.name(role, layer)
+    }
+}
+
+#[cfg(test)]
+mod tests;

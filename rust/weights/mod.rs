@@ -1,0 +1,11 @@
+//! Weights: the tensors of a checkpoint directory and the matrices made of them. Knows files and formats, no model.
+
+pub mod checkpoint;
+mod edit_distance;
+pub mod linear;
+
+#[cfg(test)]
+pub(crate) mod raw_safetensors;
+
+pub use checkpoint::{Checkpoint, LoadProgress};
+pub use linear::Linear;
