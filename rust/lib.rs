@@ -8,8 +8,8 @@ pub mod drafter;
 pub mod error;
 #[allow(unsafe_code, reason = "vector intrinsics in `simd`")]
 pub mod kernels;
+pub mod model;
 #[cfg(feature = "python")]
 mod python;
 pub mod step;
-pub mod model;
 pub mod weights;

@@ -6,6 +6,9 @@
 
 pub mod append_kv;
 pub mod bf16_matmul;
+pub mod block_conv;
+pub mod draft_block;
+pub mod draft_select;
 pub mod embed_rows;
 pub mod gate;
 pub mod gdn_fold;
