@@ -1,14 +1,33 @@
 //! Committed Gated-DeltaNet state of every layer and slot: anchor states, the log since, the convolution's inputs.
+//!
+//! Life of a slot: [`reset`](GdnCache::reset), then per pass [`prepare`](GdnCache::prepare) before the forward,
+//! [`commit`](GdnCache::commit) of the accepted rows in every layer, [`advance`](GdnCache::advance). States exist for
+//! the anchors `oldest..=newest`, at most [`STATE_RING`] of them; the log reaches from `newest` (and from every anchor
+//! that a row may read) to the last committed token. All of it follows from the committed tokens alone.
 
 use crate::device::{Buffer, Device};
 use crate::error::KernelError;
-use crate::kernels::gdn_wy::{GdnLayerCache, GdnShape, GdnTail};
+use crate::kernels::gdn_fold::{GdnFold, GdnFoldArgs, fold_heads};
+use crate::kernels::gdn_wy::{
+    FOLD_INTERVAL, GdnLayerCache, GdnShape, GdnTail, LOG_POSITIONS, STATE_RING, SlotLog, anchor_of,
+};
+use crate::kernels::paths::MAX_PATH_ROWS;
+use crate::kernels::{Kernel, check_len, simd};
 
 /// Recurrent caches of all Gated-DeltaNet layers.
 #[derive(Debug)]
 pub struct GdnCache {
     shape: GdnShape,
     layers: Vec<GdnLayerCache>,
+    slots: Vec<SlotState>,
+}
+
+/// How far a slot has come.
+#[derive(Clone, Copy, Debug, Default)]
+struct SlotState {
+    committed_len: usize,
+    /// Latest anchor whose state exists; earlier ones exist back to `anchor_of(committed_len)`.
+    newest: usize,
 }
 
 impl GdnCache {
@@ -17,7 +36,19 @@ impl GdnCache {
         let layers = (0..num_layers)
             .map(|_| GdnLayerCache::new(device, &shape, num_slots))
             .collect();
-        Self { shape, layers }
+        Self {
+            shape,
+            layers,
+            slots: vec![SlotState::default(); num_slots],
+        }
+    }
+
+    /// Bytes that one slot takes in `num_layers` layers, for sizing a cache before it exists.
+    pub fn slot_bytes_of(shape: &GdnShape, num_layers: usize) -> usize {
+        let log = shape.keys_len() + shape.values_len() + shape.num_value_heads;
+        let conv = shape.conv_kernel * shape.conv_channels();
+        let len = STATE_RING * shape.state_len() + LOG_POSITIONS * log + conv;
+        num_layers * len * size_of::<f32>()
     }
 
     /// Head counts and sizes.
@@ -31,8 +62,13 @@ impl GdnCache {
     }
 
     /// Prepares `slot` for a new request: zero state, nothing committed.
-    pub fn reset(&mut self, _slot: usize) {
-        unimplemented!("lands with the next commit")
+    pub fn reset(&mut self, slot: usize) {
+        self.slots[slot] = SlotState::default();
+        // Logs, inputs and the other states are written before they are read.
+        let len = self.shape.state_len();
+        for layer in &mut self.layers {
+            layer.states.host_mut()[slot * STATE_RING * len..][..len].fill(0.0);
+        }
     }
 
     /// Folds forward, in all layers, until the state of `anchor_of(p)` exists for every p from the committed length to
@@ -42,40 +78,99 @@ impl GdnCache {
     /// [`KernelError::PathTooLong`] when `last_position` lies more than a path beyond the committed tokens.
     pub fn prepare(
         &mut self,
-        _device: &Device,
-        _slot: usize,
-        _last_position: usize,
+        device: &Device,
+        slot: usize,
+        last_position: usize,
     ) -> Result<(), KernelError> {
-        unimplemented!("lands with the next commit")
+        let state = &mut self.slots[slot];
+        let path_len = (last_position + 1).saturating_sub(state.committed_len);
+        if path_len > MAX_PATH_ROWS {
+            return Err(KernelError::PathTooLong {
+                expected: MAX_PATH_ROWS,
+                got: path_len,
+            });
+        }
+        while state.newest < anchor_of(last_position) {
+            for cache in &mut self.layers {
+                let args = GdnFoldArgs {
+                    shape: &self.shape,
+                    cache,
+                    slot,
+                    anchor: state.newest,
+                };
+                GdnFold::run(device, args)?;
+            }
+            state.newest += FOLD_INTERVAL;
+        }
+        Ok(())
     }
 
     /// Appends accepted rows of one layer to its log and convolution inputs; `rows[i]` takes position
     /// `committed_len + i`.
     ///
     /// # Errors
-    /// When a row lies outside the pass's buffers.
+    /// [`KernelError::BufferTooShort`] when a row lies outside the pass's buffers.
     #[allow(clippy::too_many_arguments, reason = "one value per thing committed")]
     pub fn commit(
         &mut self,
-        _device: &Device,
-        _layer: usize,
-        _slot: usize,
-        _committed_len: usize,
-        _rows: &[u32],
-        _qkv: &Buffer<f32>,
-        _tail: &GdnTail,
+        device: &Device,
+        layer: usize,
+        slot: usize,
+        committed_len: usize,
+        rows: &[u32],
+        qkv: &Buffer<f32>,
+        tail: &GdnTail,
     ) -> Result<(), KernelError> {
-        unimplemented!("lands with the next commit")
+        let (shape, cache) = (&self.shape, &mut self.layers[layer]);
+        let GdnLayerCache {
+            log_k,
+            log_d,
+            log_g,
+            conv,
+            ..
+        } = cache;
+        let num_rows = rows.iter().max().map_or(0, |&row| row as usize + 1);
+        for (argument, from, to, row_len, ring) in [
+            ("tail.k", &tail.k, log_k, shape.keys_len(), LOG_POSITIONS),
+            ("tail.d", &tail.d, log_d, shape.values_len(), LOG_POSITIONS),
+            (
+                "tail.g",
+                &tail.g,
+                log_g,
+                shape.num_value_heads,
+                LOG_POSITIONS,
+            ),
+            ("qkv", qkv, conv, shape.conv_channels(), shape.conv_kernel),
+        ] {
+            check_len("gdn_state", argument, from.len(), num_rows * row_len)?;
+            match device {
+                Device::Host(_) => {
+                    let ring_rows = &mut to.host_mut()[slot * ring * row_len..][..ring * row_len];
+                    for (position, &row) in (committed_len..).zip(rows) {
+                        ring_rows[position % ring * row_len..][..row_len]
+                            .copy_from_slice(&from.host()[row as usize * row_len..][..row_len]);
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Declares `committed_len` tokens committed, after `commit` of every layer, and forgets states below
     /// `anchor_of(committed_len)`.
-    pub fn advance(&mut self, _slot: usize, _committed_len: usize) {
-        unimplemented!("lands with the next commit")
+    pub fn advance(&mut self, slot: usize, committed_len: usize) {
+        self.slots[slot].committed_len = committed_len;
     }
 
     /// The state after all committed tokens, `[Hv, Dk, Dv]`, folded on a copy.
-    pub fn final_state(&self, _layer: usize, _slot: usize, _committed_len: usize) -> Vec<f32> {
-        unimplemented!("lands with the next commit")
+    pub fn final_state(&self, layer: usize, slot: usize, committed_len: usize) -> Vec<f32> {
+        let (shape, cache) = (&self.shape, &self.layers[layer]);
+        let newest = self.slots[slot].newest;
+        let ring = slot * STATE_RING + newest / FOLD_INTERVAL % STATE_RING;
+        let mut state =
+            cache.states.host()[ring * shape.state_len()..][..shape.state_len()].to_vec();
+        let log = SlotLog::new(shape, (&cache.log_k, &cache.log_d, &cache.log_g), slot);
+        fold_heads(shape, log, newest..committed_len, &mut state).for_each(simd::dispatch);
+        state
     }
 }

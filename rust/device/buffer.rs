@@ -18,23 +18,26 @@ elements!(f32, bf16, u8, i8, u16, u32, i32, u64);
 
 const LINE_BYTES: usize = 64;
 
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct CacheLine([u8; LINE_BYTES]);
-
 /// A fixed-length array of `T` in device memory. On the host it starts on a 64-byte boundary, so that vector loads of
-/// packed weights never straddle cache lines.
+/// packed weights never straddle cache lines, and a zeroed one takes physical memory only where it is written: cache
+/// pools may be reserved whole.
 pub struct Buffer<T: Element> {
-    lines: Vec<CacheLine>,
+    // Bytes with a line of slack: only allocations of byte alignment come as untouched zero pages (the system
+    // allocator clears over-aligned ones by hand), so the aligned start lies inside.
+    storage: Box<[u8]>,
+    start: usize,
     len: usize,
     element: PhantomData<T>,
 }
 
 impl<T: Element> Buffer<T> {
     pub(super) fn zeroed(len: usize) -> Self {
-        let num_lines = (len * size_of::<T>()).div_ceil(LINE_BYTES);
+        let num_bytes = len * size_of::<T>();
+        let storage = vec![0_u8; num_bytes + LINE_BYTES - 1].into_boxed_slice();
+        let misaligned = storage.as_ptr().addr() % LINE_BYTES;
         Self {
-            lines: vec![CacheLine([0; LINE_BYTES]); num_lines],
+            storage,
+            start: (LINE_BYTES - misaligned) % LINE_BYTES,
             len,
             element: PhantomData,
         }
@@ -59,25 +62,23 @@ impl<T: Element> Buffer<T> {
 
     /// The elements, for host kernels and read-back.
     pub fn host(&self) -> &[T] {
-        // SAFETY: `zeroed` allocated at least `len * size_of::<T>()` initialised bytes at an alignment of 64, which
-        // covers every `Element`; each bit pattern is a valid `Element`; the borrow ties the slice to `self`.
-        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast::<T>(), self.len) }
+        let bytes = &self.storage[self.start..][..self.len * size_of::<T>()];
+        // SAFETY: `bytes` is initialised, `len * size_of::<T>()` long and starts on a multiple of 64, which covers
+        // every `Element`; each bit pattern is a valid `Element`; the borrow ties the slice to `self`.
+        unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast::<T>(), self.len) }
     }
 
     /// The elements for writing.
     pub fn host_mut(&mut self) -> &mut [T] {
+        let bytes = &mut self.storage[self.start..][..self.len * size_of::<T>()];
         // SAFETY: as in `host`; the exclusive borrow of `self` makes the slice unique.
-        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast::<T>(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast::<T>(), self.len) }
     }
 }
 
 impl<T: Element> Clone for Buffer<T> {
     fn clone(&self) -> Self {
-        Self {
-            lines: self.lines.clone(),
-            len: self.len,
-            element: PhantomData,
-        }
+        Self::from_slice(self.host())
     }
 }
 
@@ -99,5 +100,21 @@ mod tests {
         buffer.host_mut()[16] = 2.5;
         assert_eq!(buffer.clone().host()[16], 2.5);
         assert!(Buffer::<bf16>::zeroed(0).is_empty());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn an_untouched_pool_takes_address_space_only() {
+        let resident_pages = || -> usize {
+            let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+            statm.split(' ').nth(1).unwrap().parse().unwrap()
+        };
+        let before = resident_pages();
+        let mut pool = Buffer::<f32>::zeroed(1 << 30);
+        pool.host_mut()[1 << 29] = 1.0;
+        assert_eq!(pool.host()[(1 << 29) - 1], 0.0);
+        // 4 GiB would be a million pages of 4 KiB; other tests of this process may allocate meanwhile.
+        let grown = resident_pages().saturating_sub(before);
+        assert!(grown < 100_000, "{grown} pages became resident");
     }
 }

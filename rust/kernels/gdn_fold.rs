@@ -1,7 +1,17 @@
-//! Folds one interval of logged updates into a Gated-DeltaNet state.
+//! Folds one interval of logged updates into a Gated-DeltaNet state: `S <- e^g S + k d^T`, position by position.
+//!
+//! Reads the state of `anchor` and the log of positions `anchor..anchor + F`, writes the state of `anchor + F` into
+//! the next ring entry and leaves the old one. Every element takes its positions in order with two roundings each (the
+//! decay, then one fused multiply-add). A state depends on the committed tokens alone: not on when it was folded, nor
+//! on how the tokens came to be committed.
 
-use super::Kernel;
-use super::gdn_wy::{GdnLayerCache, GdnShape};
+use std::ops::Range;
+
+use super::gdn_wy::{
+    FOLD_INTERVAL, GdnLayerCache, GdnShape, STATE_RING, SlotLog, check_cache, check_shape,
+};
+use super::simd::{self, LANES, Lanes, Task};
+use super::{Kernel, for_each_task};
 use crate::device::HostDevice;
 use crate::error::KernelError;
 
@@ -24,11 +34,109 @@ impl Kernel for GdnFold {
     const NAME: &'static str = "gdn_fold";
     type Args<'a> = GdnFoldArgs<'a>;
 
-    fn check(_args: &GdnFoldArgs<'_>) -> Result<(), KernelError> {
+    fn check(args: &GdnFoldArgs<'_>) -> Result<(), KernelError> {
+        check_shape(Self::NAME, args.shape)?;
+        check_cache(Self::NAME, args.shape, args.cache, args.slot + 1)?;
+        let aligned = args.anchor.next_multiple_of(FOLD_INTERVAL);
+        if args.anchor != aligned {
+            return Err(KernelError::Size {
+                kernel: Self::NAME,
+                argument: "anchor",
+                expected: aligned,
+                got: args.anchor,
+            });
+        }
         Ok(())
     }
 
-    fn host(_device: &HostDevice, _args: GdnFoldArgs<'_>) {
-        unimplemented!("lands with the next commit")
+    fn host(device: &HostDevice, args: GdnFoldArgs<'_>) {
+        let (shape, end) = (args.shape, args.anchor + FOLD_INTERVAL);
+        let GdnLayerCache {
+            states,
+            log_k,
+            log_d,
+            log_g,
+            ..
+        } = args.cache;
+        let entry = |anchor: usize| {
+            let ring = args.slot * STATE_RING + anchor / FOLD_INTERVAL % STATE_RING;
+            ring * shape.state_len()..(ring + 1) * shape.state_len()
+        };
+        let states = states.host_mut();
+        states.copy_within(entry(args.anchor), entry(end).start);
+        let log = SlotLog::new(shape, (log_k, log_d, log_g), args.slot);
+        let tasks = fold_heads(shape, log, args.anchor..end, &mut states[entry(end)]).collect();
+        let num_fma = 2 * FOLD_INTERVAL * shape.state_len();
+        for_each_task(device, num_fma, tasks, simd::dispatch);
+    }
+}
+
+/// One task per value head that folds the log of `positions` into `state`, `[Hv, Dk, Dv]`, in place.
+pub(crate) fn fold_heads<'a>(
+    shape: &'a GdnShape,
+    log: SlotLog<'a>,
+    positions: Range<usize>,
+    state: &'a mut [f32],
+) -> impl Iterator<Item = FoldHead<'a>> {
+    state
+        .chunks_exact_mut(shape.key_dim * shape.value_dim)
+        .enumerate()
+        .map(move |(head, state)| FoldHead {
+            shape,
+            log,
+            positions: positions.clone(),
+            head,
+            state,
+        })
+}
+
+/// Folds positions into the state of one value head.
+pub(crate) struct FoldHead<'a> {
+    shape: &'a GdnShape,
+    log: SlotLog<'a>,
+    positions: Range<usize>,
+    head: usize,
+    state: &'a mut [f32],
+}
+
+impl Task for FoldHead<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let (shape, log, head) = (self.shape, self.log, self.head);
+        let key_head = head / (shape.num_value_heads / shape.num_key_heads);
+        let mut decays: Vec<f32> = self
+            .positions
+            .clone()
+            .map(|position| log.g(shape, position, head))
+            .collect();
+        simd::map1::<L>(&mut decays, |g| g.exp());
+        let entries = || self.positions.clone().zip(&decays);
+        // State rows outside, positions inside: a row stays in registers while all its positions pass.
+        for (i, state) in self.state.chunks_exact_mut(shape.value_dim).enumerate() {
+            const N: usize = 8;
+            let mut wide = state.chunks_exact_mut(N * LANES);
+            for (block, state) in (&mut wide).enumerate() {
+                let mut sums: [L; N] = std::array::from_fn(|n| L::load(&state[n * LANES..]));
+                for (position, &decay) in entries() {
+                    let k = L::splat(log.k(shape, position, key_head)[i]);
+                    let d = &log.d(shape, position, head)[block * N * LANES..][..N * LANES];
+                    for (n, sum) in sums.iter_mut().enumerate() {
+                        *sum = k.mul_add(L::load(&d[n * LANES..]), sum.mul(L::splat(decay)));
+                    }
+                }
+                for (n, sum) in sums.into_iter().enumerate() {
+                    sum.store(&mut state[n * LANES..]);
+                }
+            }
+            let state = wide.into_remainder();
+            let from = shape.value_dim - state.len();
+            for (position, &decay) in entries() {
+                let k = L::splat(log.k(shape, position, key_head)[i]);
+                let d = &log.d(shape, position, head)[from..];
+                simd::map2::<L>(d, state, |d, s| k.mul_add(d, s.mul(L::splat(decay))));
+            }
+        }
     }
 }

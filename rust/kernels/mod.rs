@@ -13,12 +13,19 @@ pub mod embed_rows;
 pub mod gate;
 pub mod gdn_fold;
 pub mod gdn_wy;
+pub mod gdn_fold;
+pub mod gdn_wy;
+pub mod embed_rows;
+pub mod gate;
 pub mod greedy_argmax;
 pub mod paths;
 pub mod rms_norm;
 pub mod rope;
 pub mod simd;
 pub mod tree_attention;
+pub(crate) mod vectors;
+
+use rayon::prelude::*;
 pub(crate) mod vectors;
 
 use crate::device::{Device, HostDevice};
@@ -87,4 +94,22 @@ pub(crate) fn check_size(
         });
     }
     Ok(())
+}
+
+/// Multiply-adds below which waking other threads costs more than it saves (some ten microseconds of one core).
+const PARALLEL_FROM_FMA: usize = 1 << 18;
+
+/// Runs independent tasks on the device's threads, or here when all of them together (`num_fma` multiply-adds) are
+/// too little work to share.
+pub(crate) fn for_each_task<T: Send>(
+    device: &HostDevice,
+    num_fma: usize,
+    tasks: Vec<T>,
+    run: impl Fn(T) + Send + Sync,
+) {
+    if tasks.len() < 2 || num_fma < PARALLEL_FROM_FMA || device.num_threads() == 1 {
+        tasks.into_iter().for_each(run);
+    } else {
+        device.install(|| tasks.into_par_iter().for_each(run));
+    }
 }
