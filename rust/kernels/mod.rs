@@ -11,12 +11,9 @@ pub mod draft_block;
 pub mod draft_select;
 pub mod embed_rows;
 pub mod gate;
+pub mod gather_taps;
 pub mod gdn_fold;
 pub mod gdn_wy;
-pub mod gdn_fold;
-pub mod gdn_wy;
-pub mod embed_rows;
-pub mod gate;
 pub mod greedy_argmax;
 pub mod paths;
 pub mod rms_norm;
@@ -26,7 +23,6 @@ pub mod tree_attention;
 pub(crate) mod vectors;
 
 use rayon::prelude::*;
-pub(crate) mod vectors;
 
 use crate::device::{Device, HostDevice};
 use crate::error::KernelError;
