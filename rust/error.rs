@@ -371,6 +371,18 @@ pub enum DrafterError {
         /// Method found.
         got: &'static str,
     },
+    /// A drafter's context must grow without gaps and be whole when it drafts.
+    #[error(
+        "the drafter's context of slot {slot} holds {expected} positions, but position {got} was taken to be next"
+    )]
+    ContextGap {
+        /// Cache slot.
+        slot: usize,
+        /// Positions held.
+        expected: usize,
+        /// Position given.
+        got: usize,
+    },
     /// More draft tokens were asked for than one block gives.
     #[error("num_speculative_tokens must be 1..={expected} for this drafter, got {got}")]
     DraftLength {

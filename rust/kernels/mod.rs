@@ -6,19 +6,23 @@
 
 pub mod append_kv;
 pub mod bf16_matmul;
-pub mod gdn_fold;
-pub mod gdn_wy;
+pub mod block_conv;
+pub mod draft_block;
+pub mod draft_select;
 pub mod embed_rows;
 pub mod gate;
+pub mod gather_taps;
+pub mod gdn_fold;
+pub mod gdn_wy;
 pub mod greedy_argmax;
 pub mod paths;
 pub mod rms_norm;
 pub mod rope;
 pub mod simd;
 pub mod tree_attention;
+pub(crate) mod vectors;
 
 use rayon::prelude::*;
-pub(crate) mod vectors;
 
 use crate::device::{Device, HostDevice};
 use crate::error::KernelError;

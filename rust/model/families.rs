@@ -299,7 +299,7 @@ fn attention(text: &Section<'_>, qk_norm: bool, head_dim: usize) -> Result<Atten
 }
 
 /// The rotary embedding: `rope_theta` of `base`, the change of frequencies from `scaling`.
-fn rope(
+pub(crate) fn rope(
     base: &Section<'_>,
     scaling: Option<&Section<'_>>,
     rotary_dim: usize,

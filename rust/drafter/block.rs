@@ -1,0 +1,394 @@
+//! The forward of a drafter's block: anchor and masks in, hidden states of the drafted positions out.
+//!
+//! A Qwen3-style decoder over `block_size` rows per request, whose attention also reads the request's context. Always
+//! the whole block: its rows see each other, so cutting some would change the rest. Rows of several requests are packed
+//! position-major (`row = i * num_blocks + b`), which keeps the rows that predict together. DFlash2 wraps both
+//! sublayers in a convolution over the block.
+
+use super::DraftAnchor;
+use super::config::DrafterConfig;
+use super::context::{Contexts, Model};
+use super::weights::{ConvWeights, LayerWeights};
+use crate::device::{Buffer, Device};
+use crate::error::Result;
+use crate::kernels::Kernel;
+use crate::kernels::bf16_matmul::{Epilogue, PackedBf16};
+use crate::kernels::block_conv::{BlockConv, BlockConvArgs, ConvSide};
+use crate::kernels::draft_block::{BlockContext, DraftBlock, DraftBlockArgs};
+use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
+use crate::kernels::gate::{Gate, GateArgs, GateKind};
+use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
+use crate::kernels::rope::{Rope, RopeArgs};
+use crate::weights::Linear;
+
+/// Activations of a block forward, allocated once.
+pub(super) struct Block {
+    /// Residual stream.
+    residual: Buffer<f32>,
+    /// A sublayer's input, after its norm and convolution.
+    input: Buffer<f32>,
+    /// A sublayer's input before the convolution, and its output before the convolution.
+    unconvolved: Buffer<f32>,
+    /// Predicted convolution kernels.
+    conv_delta: Buffer<f32>,
+    q_raw: Buffer<f32>,
+    q: Buffer<f32>,
+    k_raw: Buffer<f32>,
+    k: Buffer<f32>,
+    v: Buffer<f32>,
+    attended: Buffer<f32>,
+    gate: Buffer<f32>,
+    up: Buffer<f32>,
+}
+
+/// One call's rows.
+struct Rows<'a> {
+    num_rows: usize,
+    contexts: Vec<BlockContext<'a>>,
+    positions: Vec<u32>,
+}
+
+impl Block {
+    /// Buffers for `num_blocks` requests at once.
+    pub(super) fn new(device: &Device, config: &DrafterConfig, num_blocks: usize) -> Self {
+        let rows = |width| device.alloc(num_blocks * config.block_size * width);
+        let hidden = config.hidden_size;
+        let delta = config
+            .method
+            .selector()
+            .map_or(0, |selector| selector.conv_delta_dim(hidden));
+        Self {
+            residual: rows(hidden),
+            input: rows(hidden),
+            unconvolved: rows(hidden),
+            conv_delta: rows(delta),
+            q_raw: rows(config.q_dim()),
+            q: rows(config.q_dim()),
+            k_raw: rows(config.kv_dim()),
+            k: rows(config.kv_dim()),
+            v: rows(config.kv_dim()),
+            attended: rows(config.q_dim()),
+            gate: rows(config.intermediate_size),
+            up: rows(config.intermediate_size),
+        }
+    }
+
+    /// Final-norm outputs `[num_levels, anchors, hidden_size]` of the first `num_levels` drafted positions.
+    pub(super) fn forward(
+        &mut self,
+        device: &Device,
+        model: Model<'_>,
+        contexts: &Contexts,
+        embed: &PackedBf16,
+        anchors: &[DraftAnchor],
+        num_levels: usize,
+    ) -> Result<&Buffer<f32>> {
+        let config = model.config;
+        let num_blocks = anchors.len();
+        let rows = Rows {
+            num_rows: config.block_size * num_blocks,
+            contexts: anchors
+                .iter()
+                .map(|anchor| contexts.before(anchor.slot, anchor.position))
+                .collect::<Result<_>>()?,
+            positions: (0..config.block_size)
+                .flat_map(|i| {
+                    anchors
+                        .iter()
+                        .map(move |anchor| (anchor.position + i) as u32)
+                })
+                .collect(),
+        };
+        self.embed(device, config, embed, anchors)?;
+        for (i, layer) in model.weights.layers.iter().enumerate() {
+            self.attend(device, model, contexts, i, &rows)?;
+            self.transform(device, config, layer, &rows)?;
+        }
+        // Row 0 of each block is the anchor and predicts nothing; position-major, all of them come first.
+        RmsNorm::run(
+            device,
+            RmsNormArgs {
+                x: &self.residual,
+                x_offset: num_blocks * config.hidden_size,
+                x_stride: config.hidden_size,
+                num_vectors: num_levels * num_blocks,
+                width: config.hidden_size,
+                weight: Some(&model.weights.final_norm),
+                eps: config.rms_norm_eps,
+                y: &mut self.input,
+            },
+        )?;
+        Ok(&self.input)
+    }
+
+    fn embed(
+        &mut self,
+        device: &Device,
+        config: &DrafterConfig,
+        embed: &PackedBf16,
+        anchors: &[DraftAnchor],
+    ) -> Result<()> {
+        let masks = (config.block_size - 1) * anchors.len();
+        let token_ids: Vec<u32> = anchors
+            .iter()
+            .map(|anchor| anchor.token_id)
+            .chain(std::iter::repeat_n(config.mask_token_id as u32, masks))
+            .collect();
+        EmbedRows::run(
+            device,
+            EmbedRowsArgs {
+                table: embed,
+                token_ids: &token_ids,
+                y: &mut self.residual,
+            },
+        )?;
+        if config.input_embedding_scale != 1.0 {
+            let len = token_ids.len() * config.hidden_size;
+            for x in &mut self.residual.host_mut()[..len] {
+                *x *= config.input_embedding_scale;
+            }
+        }
+        Ok(())
+    }
+
+    fn attend(
+        &mut self,
+        device: &Device,
+        model: Model<'_>,
+        contexts: &Contexts,
+        layer_index: usize,
+        rows: &Rows<'_>,
+    ) -> Result<()> {
+        let (config, num_rows) = (model.config, rows.num_rows);
+        let layer = &model.weights.layers[layer_index];
+        let conv = layer.attention_conv.as_ref();
+        self.enter(device, config, &layer.input_norm, conv, rows)?;
+        let x = &self.input;
+        let store = Epilogue::Store;
+        layer
+            .q_proj
+            .forward(device, x, num_rows, &mut self.q_raw, store)?;
+        layer
+            .k_proj
+            .forward(device, x, num_rows, &mut self.k_raw, store)?;
+        layer
+            .v_proj
+            .forward(device, x, num_rows, &mut self.v, store)?;
+        for (raw, turned, weight, num_heads) in [
+            (&self.q_raw, &mut self.q, &layer.q_norm, config.num_heads),
+            (&self.k_raw, &mut self.k, &layer.k_norm, config.num_kv_heads),
+        ] {
+            RmsNorm::run(
+                device,
+                RmsNormArgs {
+                    x: raw,
+                    x_offset: 0,
+                    x_stride: config.head_dim,
+                    num_vectors: num_rows * num_heads,
+                    width: config.head_dim,
+                    weight: Some(weight),
+                    eps: config.rms_norm_eps,
+                    y: turned,
+                },
+            )?;
+            Rope::run(
+                device,
+                RopeArgs {
+                    x: turned,
+                    num_heads,
+                    head_dim: config.head_dim,
+                    positions: &rows.positions,
+                    inverse_frequencies: model.inverse_frequencies,
+                    pair_offset: config.head_dim / 2,
+                },
+            )?;
+        }
+        let (k_pages, v_pages) = contexts.k_v(layer_index);
+        let sight = config.layers[layer_index];
+        DraftBlock::run(
+            device,
+            DraftBlockArgs {
+                q: &self.q,
+                k_block: &self.k,
+                v_block: &self.v,
+                k_pages,
+                v_pages,
+                contexts: &rows.contexts,
+                block_size: config.block_size,
+                q_heads: config.num_heads,
+                kv_heads: config.num_kv_heads,
+                head_dim: config.head_dim,
+                scale: (config.head_dim as f64).powf(-0.5) as f32,
+                window: sight.window,
+                causal: sight.causal,
+                out: &mut self.attended,
+            },
+        )?;
+        let out = Output {
+            linear: &layer.o_proj,
+            x: &self.attended,
+            conv,
+        };
+        out.add_to(
+            device,
+            &mut self.residual,
+            &mut self.unconvolved,
+            &self.conv_delta,
+            rows,
+        )
+    }
+
+    /// The MLP sublayer.
+    fn transform(
+        &mut self,
+        device: &Device,
+        config: &DrafterConfig,
+        layer: &LayerWeights,
+        rows: &Rows<'_>,
+    ) -> Result<()> {
+        let num_rows = rows.num_rows;
+        let conv = layer.mlp_conv.as_ref();
+        self.enter(device, config, &layer.post_attention_norm, conv, rows)?;
+        let (x, store) = (&self.input, Epilogue::Store);
+        layer
+            .gate_proj
+            .forward(device, x, num_rows, &mut self.gate, store)?;
+        layer
+            .up_proj
+            .forward(device, x, num_rows, &mut self.up, store)?;
+        Gate::run(
+            device,
+            GateArgs {
+                kind: GateKind::SiluMultiply,
+                x: &self.gate,
+                x_offset: 0,
+                x_stride: config.intermediate_size,
+                num_vectors: num_rows,
+                width: config.intermediate_size,
+                y: &mut self.up,
+            },
+        )?;
+        let out = Output {
+            linear: &layer.down_proj,
+            x: &self.up,
+            conv,
+        };
+        out.add_to(
+            device,
+            &mut self.residual,
+            &mut self.unconvolved,
+            &self.conv_delta,
+            rows,
+        )
+    }
+
+    /// A sublayer's input: norm of the residual stream and, in DFlash2, the convolution whose kernels it predicts.
+    fn enter(
+        &mut self,
+        device: &Device,
+        config: &DrafterConfig,
+        norm: &Buffer<f32>,
+        conv: Option<&ConvWeights>,
+        rows: &Rows<'_>,
+    ) -> Result<()> {
+        let normed = match conv {
+            Some(_) => &mut self.unconvolved,
+            None => &mut self.input,
+        };
+        RmsNorm::run(
+            device,
+            RmsNormArgs {
+                x: &self.residual,
+                x_offset: 0,
+                x_stride: config.hidden_size,
+                num_vectors: rows.num_rows,
+                width: config.hidden_size,
+                weight: Some(norm),
+                eps: config.rms_norm_eps,
+                y: normed,
+            },
+        )?;
+        let Some(conv) = conv else {
+            return Ok(());
+        };
+        conv.projection.forward(
+            device,
+            &self.unconvolved,
+            rows.num_rows,
+            &mut self.conv_delta,
+            Epilogue::Store,
+        )?;
+        let (x, y) = (&self.unconvolved, &mut self.input);
+        conv.run(
+            device,
+            ConvSide::Input,
+            x,
+            &self.conv_delta,
+            rows,
+            y,
+            Epilogue::Store,
+        )
+    }
+}
+
+/// The end of a sublayer: its last projection and, in DFlash2, the second convolution.
+struct Output<'a> {
+    linear: &'a Linear,
+    x: &'a Buffer<f32>,
+    conv: Option<&'a ConvWeights>,
+}
+
+impl Output<'_> {
+    fn add_to(
+        &self,
+        device: &Device,
+        residual: &mut Buffer<f32>,
+        unconvolved: &mut Buffer<f32>,
+        conv_delta: &Buffer<f32>,
+        rows: &Rows<'_>,
+    ) -> Result<()> {
+        let (linear, x, num_rows, add) =
+            (self.linear, self.x, rows.num_rows, Epilogue::AddToOutput);
+        match self.conv {
+            None => linear.forward(device, x, num_rows, residual, add)?,
+            Some(conv) => {
+                linear.forward(device, x, num_rows, unconvolved, Epilogue::Store)?;
+                let side = ConvSide::Output;
+                conv.run(device, side, unconvolved, conv_delta, rows, residual, add)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ConvWeights {
+    #[allow(clippy::too_many_arguments, reason = "a kernel's arguments")]
+    fn run(
+        &self,
+        device: &Device,
+        side: ConvSide,
+        x: &Buffer<f32>,
+        delta: &Buffer<f32>,
+        rows: &Rows<'_>,
+        y: &mut Buffer<f32>,
+        epilogue: Epilogue,
+    ) -> Result<()> {
+        BlockConv::run(
+            device,
+            BlockConvArgs {
+                x,
+                delta,
+                base: &self.base,
+                side,
+                num_rows: rows.num_rows,
+                num_blocks: rows.contexts.len(),
+                width: self.projection.in_features(),
+                kernel_size: self.kernel_size,
+                group_size: self.group_size,
+                y,
+                epilogue,
+            },
+        )?;
+        Ok(())
+    }
+}

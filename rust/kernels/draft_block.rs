@@ -1,0 +1,226 @@
+//! Attention of a drafter's block: every row over the request's paged context and over its own block.
+//!
+//! Rows are packed position-major, `row = i * num_blocks + b` for row i of block b, so that the rows which predict lie
+//! together. Row i stands at position `context_len + i`. It sees the context keys of positions above its own minus the
+//! window (all without one) and the keys of its block: all of them, or those up to itself when causal; the window never
+//! hides a key of the block. Scores by the canonical `dot`, one maximum, exponentials and their lane-ordered sum over
+//! the visible keys in position order, then values added in that order: a block's result depends on its own context and
+//! rows only, never on the blocks beside it.
+
+use super::simd::{self, LANES, Lanes, Task};
+use super::tree_attention::KV_BLOCK;
+use super::{Kernel, check_len, check_size, for_each_task};
+use crate::device::{Buffer, HostDevice};
+use crate::error::KernelError;
+
+/// The committed context of one block.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockContext<'a> {
+    /// Pages of the request, one per 64 context positions.
+    pub page_table: &'a [u32],
+    /// Context positions `0..context_len`; the block's row 0 stands at `context_len`.
+    pub context_len: usize,
+}
+
+/// Arguments of [`DraftBlock`].
+pub struct DraftBlockArgs<'a> {
+    /// Queries `[block_size, blocks, q_heads, head_dim]`.
+    pub q: &'a Buffer<f32>,
+    /// Keys of the blocks' rows, `[block_size, blocks, kv_heads, head_dim]`.
+    pub k_block: &'a Buffer<f32>,
+    /// Values of the blocks' rows, laid out like the keys.
+    pub v_block: &'a Buffer<f32>,
+    /// Context keys `[page][kv_head][64][head_dim]`.
+    pub k_pages: &'a Buffer<f32>,
+    /// Context values, laid out like the keys.
+    pub v_pages: &'a Buffer<f32>,
+    /// One per block.
+    pub contexts: &'a [BlockContext<'a>],
+    /// Rows of a block.
+    pub block_size: usize,
+    /// Query heads; query head h reads kv head `h / (q_heads / kv_heads)`.
+    pub q_heads: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Length of a head.
+    pub head_dim: usize,
+    /// Factor on every score.
+    pub scale: f32,
+    /// A row at position p sees context positions `> p - window`; all when `None`.
+    pub window: Option<usize>,
+    /// Whether a row sees only the rows of its block up to itself.
+    pub causal: bool,
+    /// Result `[block_size, blocks, q_heads, head_dim]`.
+    pub out: &'a mut Buffer<f32>,
+}
+
+/// The kernel; see the module's head for its contract.
+pub struct DraftBlock;
+
+impl Kernel for DraftBlock {
+    const NAME: &'static str = "draft_block";
+    type Args<'a> = DraftBlockArgs<'a>;
+
+    fn check(args: &DraftBlockArgs<'_>) -> Result<(), KernelError> {
+        let name = Self::NAME;
+        for (argument, size) in [
+            ("block_size", args.block_size),
+            ("head_dim", args.head_dim),
+            ("kv_heads", args.kv_heads),
+            ("window", args.window.unwrap_or(1)),
+        ] {
+            check_size(name, argument, size, size.max(1))?;
+        }
+        let group = (args.q_heads / args.kv_heads).max(1);
+        check_size(name, "q_heads", args.q_heads, group * args.kv_heads)?;
+        let num_rows = args.block_size * args.contexts.len();
+        let q_len = num_rows * args.q_heads * args.head_dim;
+        let kv_len = num_rows * args.kv_heads * args.head_dim;
+        check_len(name, "q", args.q.len(), q_len)?;
+        check_len(name, "k_block", args.k_block.len(), kv_len)?;
+        check_len(name, "v_block", args.v_block.len(), kv_len)?;
+        check_len(name, "out", args.out.len(), q_len)?;
+        let page_len = args.kv_heads * KV_BLOCK * args.head_dim;
+        let num_pages = args.k_pages.len().min(args.v_pages.len()) / page_len;
+        for context in args.contexts {
+            let needed = context.context_len.div_ceil(KV_BLOCK);
+            check_len(name, "page_table", context.page_table.len(), needed)?;
+            if let Some(&page) = context.page_table[..needed]
+                .iter()
+                .find(|&&page| page as usize >= num_pages)
+            {
+                return Err(KernelError::OutOfRange {
+                    kernel: name,
+                    argument: "page_table",
+                    bound: num_pages,
+                    got: page as usize,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn host(device: &HostDevice, args: DraftBlockArgs<'_>) {
+        let num_blocks = args.contexts.len();
+        let num_rows = args.block_size * num_blocks;
+        let (kv_heads, head_dim) = (args.kv_heads, args.head_dim);
+        let group_len = args.q_heads / kv_heads * head_dim;
+        let mut num_keys = 0;
+        let tasks: Vec<_> = args.out.host_mut()[..num_rows * kv_heads * group_len]
+            .chunks_exact_mut(group_len)
+            .enumerate()
+            .map(|(i, out)| {
+                let (row, head) = (i / kv_heads, i % kv_heads);
+                let (in_block, block) = (row / num_blocks, row % num_blocks);
+                let context = args.contexts[block];
+                let first = args.window.map_or(0, |window| {
+                    (context.context_len + in_block + 1).saturating_sub(window)
+                });
+                let keys = VisibleKeys {
+                    context,
+                    first: first.min(context.context_len),
+                    num_block_rows: match args.causal {
+                        true => in_block + 1,
+                        false => args.block_size,
+                    },
+                    block,
+                    num_blocks,
+                    kv_heads,
+                    head,
+                    head_dim,
+                };
+                num_keys += keys.len();
+                RowHead {
+                    q: &args.q.host()[i * group_len..][..group_len],
+                    keys,
+                    k: [args.k_pages.host(), args.k_block.host()],
+                    v: [args.v_pages.host(), args.v_block.host()],
+                    scale: args.scale,
+                    out,
+                }
+            })
+            .collect();
+        for_each_task(device, 2 * num_keys * group_len, tasks, simd::dispatch);
+    }
+}
+
+/// Where the keys (or values) of one kv head lie that one row sees, in position order.
+#[derive(Clone, Copy)]
+struct VisibleKeys<'a> {
+    context: BlockContext<'a>,
+    /// First context position in sight.
+    first: usize,
+    num_block_rows: usize,
+    block: usize,
+    num_blocks: usize,
+    kv_heads: usize,
+    head: usize,
+    head_dim: usize,
+}
+
+impl VisibleKeys<'_> {
+    fn len(&self) -> usize {
+        self.context.context_len - self.first + self.num_block_rows
+    }
+
+    /// The vectors in sight, from `[pages, block rows]`.
+    #[inline(always)]
+    fn vectors<'v>(self, [pages, block]: [&'v [f32]; 2]) -> impl Iterator<Item = &'v [f32]> {
+        let from_context = (self.first..self.context.context_len).map(move |position| {
+            let page = self.context.page_table[position / KV_BLOCK] as usize;
+            let lane = (page * self.kv_heads + self.head) * KV_BLOCK + position % KV_BLOCK;
+            &pages[lane * self.head_dim..][..self.head_dim]
+        });
+        let from_block = (0..self.num_block_rows).map(move |in_block| {
+            let row = in_block * self.num_blocks + self.block;
+            &block[(row * self.kv_heads + self.head) * self.head_dim..][..self.head_dim]
+        });
+        from_context.chain(from_block)
+    }
+}
+
+/// One row and the query heads that share one kv head.
+struct RowHead<'a> {
+    q: &'a [f32],
+    keys: VisibleKeys<'a>,
+    k: [&'a [f32]; 2],
+    v: [&'a [f32]; 2],
+    scale: f32,
+    out: &'a mut [f32],
+}
+
+impl Task for RowHead<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let head_dim = self.keys.head_dim;
+        let mut weights = vec![0.0; self.keys.len()];
+        for (q, out) in self
+            .q
+            .chunks_exact(head_dim)
+            .zip(self.out.chunks_exact_mut(head_dim))
+        {
+            for (weight, k) in weights.iter_mut().zip(self.keys.vectors(self.k)) {
+                *weight = self.scale * simd::dot::<L>(q, k);
+            }
+            let sum = L::splat(exponentiate::<L>(&mut weights));
+            out.fill(0.0);
+            for (&weight, v) in weights.iter().zip(self.keys.vectors(self.v)) {
+                simd::axpy::<L>(weight, v, out);
+            }
+            simd::map1::<L>(out, |out| out.div(sum));
+        }
+    }
+}
+
+/// Turns scores into exponentials relative to their maximum and returns their sum.
+#[inline(always)]
+fn exponentiate<L: Lanes>(scores: &mut [f32]) -> f32 {
+    let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    simd::map1::<L>(scores, |score| score.sub(L::splat(max)).exp());
+    scores
+        .chunks(LANES)
+        .fold(L::splat(0.0), |sum, part| sum.add(L::load_partial(part)))
+        .sum()
+}
