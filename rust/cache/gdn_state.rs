@@ -174,3 +174,6 @@ impl GdnCache {
         state
     }
 }
+
+#[cfg(test)]
+mod tests;

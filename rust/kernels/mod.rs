@@ -6,19 +6,22 @@
 
 pub mod append_kv;
 pub mod bf16_matmul;
-pub mod gdn_fold;
-pub mod gdn_wy;
 pub mod embed_rows;
 pub mod gate;
+pub mod gdn_fold;
+pub mod gdn_wy;
 pub mod greedy_argmax;
 pub mod paths;
+#[cfg(test)]
+pub(crate) mod random_trees;
 pub mod rms_norm;
 pub mod rope;
 pub mod simd;
 pub mod tree_attention;
 
-use rayon::prelude::*;
 pub(crate) mod vectors;
+
+use rayon::prelude::*;
 
 use crate::device::{Device, HostDevice};
 use crate::error::KernelError;
