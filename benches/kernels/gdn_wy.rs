@@ -72,30 +72,33 @@ pub fn bench(c: &mut Criterion) {
             let flops = 4 * shape.values_len() * (num_rows * shape.key_dim + num_entries)
                 + 4 * shape.keys_len() * num_entries;
             group.throughput(Throughput::Elements(flops as u64));
-            group.bench_function(BenchmarkId::new(name, format!("{kind}_{num_rows}")), |bench| {
-                bench.iter(|| {
-                    let args = GdnWyArgs {
-                        shape: &shape,
-                        weights: GdnWeights {
-                            conv: &conv,
-                            a_log: &a_log,
-                            dt_bias: &dt_bias,
-                            norm: &norm,
-                            norm_eps: 1e-6,
-                        },
-                        qkv: &qkv,
-                        z: &z,
-                        a: &a,
-                        b: &b,
-                        paths: &paths,
-                        cache: &cache,
-                        tail: &mut tail,
-                        y: &mut y,
-                    };
-                    GdnWy::run(&device, args).expect("buffers fit the shape");
-                    black_box(&y);
-                });
-            });
+            group.bench_function(
+                BenchmarkId::new(name, format!("{kind}_{num_rows}")),
+                |bench| {
+                    bench.iter(|| {
+                        let args = GdnWyArgs {
+                            shape: &shape,
+                            weights: GdnWeights {
+                                conv: &conv,
+                                a_log: &a_log,
+                                dt_bias: &dt_bias,
+                                norm: &norm,
+                                norm_eps: 1e-6,
+                            },
+                            qkv: &qkv,
+                            z: &z,
+                            a: &a,
+                            b: &b,
+                            paths: &paths,
+                            cache: &cache,
+                            tail: &mut tail,
+                            y: &mut y,
+                        };
+                        GdnWy::run(&device, args).expect("buffers fit the shape");
+                        black_box(&y);
+                    });
+                },
+            );
         }
     }
     group.finish();

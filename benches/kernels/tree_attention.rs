@@ -27,7 +27,9 @@ pub fn bench(c: &mut Criterion) {
             let q = Buffer::from_slice(&vec![0.1_f32; num_rows * q_heads * head_dim]);
             let mut out = device.alloc::<f32>(q.len());
             let mut paths = RowPaths::new();
-            let parents: Vec<_> = (0..num_rows).map(|i| i.checked_sub(1).map(|p| p / 2)).collect();
+            let parents: Vec<_> = (0..num_rows)
+                .map(|i| i.checked_sub(1).map(|p| p / 2))
+                .collect();
             paths
                 .push_segment(0, committed_len, &parents)
                 .expect("a short tree");

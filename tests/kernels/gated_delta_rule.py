@@ -1,4 +1,4 @@
-"""The Gated DeltaNet recurrence in float64, written from the sequential formulas: the oracle of two kernels' tests.
+"""The Gated DeltaNet recurrence in float64, from the sequential formulas: the oracle of two kernels' tests.
 
 Every node of a tree carries a full copy of its state, which is what the kernels avoid.
 """
@@ -72,7 +72,9 @@ def step(shape: ShapeTuple, weights: Weights, before: Node | None, token: Token)
     window = np.array(inputs[-taps:])
     conv = silu((window * weights.conv.astype(np.float64).T[-len(window) :]).sum(axis=0))
     q, k, v = np.split(conv, [hk * dk, 2 * hk * dk])
-    q, k = (x.reshape(hk, dk) / np.sqrt((x.reshape(hk, dk) ** 2).sum(-1, keepdims=True) + 1e-6) for x in (q, k))
+    q, k = (
+        x.reshape(hk, dk) / np.sqrt((x.reshape(hk, dk) ** 2).sum(-1, keepdims=True) + 1e-6) for x in (q, k)
+    )
     q = (q / np.sqrt(dk)).repeat(hv // hk, axis=0)
     k_heads = k.repeat(hv // hk, axis=0)
     x = token.a.astype(np.float64) + weights.dt_bias

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from specpilot_rs._core import kernels
 
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from gated_delta_rule import Cache, ShapeTuple, Token, Weights, run_chain
 from specpilot_rs._core import kernels
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from gated_delta_rule import Cache, ShapeTuple, Token, Weights, run_chain, step
 from specpilot_rs._core import kernels
 
@@ -70,7 +69,7 @@ def test_a_cache_without_the_slot_is_refused() -> None:
     weights, token = Weights.random(rng, shape, 0.0), Token.random(rng, shape)
     columns = [getattr(token, name)[None] for name in ("qkv", "z", "a", "b")]
     arrays = Cache(shape, 2).arrays()
-    with pytest.raises(ValueError, match="`cache.states` needs at least 3456 elements, got 2304"):
+    with pytest.raises(ValueError, match=r"`cache\.states` needs at least 3456 elements, got 2304"):
         kernels.gdn_wy(
             shape,
             *columns,

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-
 from specpilot_rs._core import kernels
 
 Parents = list[int]

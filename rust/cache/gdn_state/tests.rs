@@ -41,6 +41,9 @@ struct Model {
     seed: u64,
 }
 
+/// Slot, parents and inputs of one request's rows.
+type SegmentRows<'a> = (usize, &'a [Option<usize>], &'a [Input]);
+
 /// What a row gave: y, k, d, g of every layer.
 type Outputs = Vec<Vec<f32>>;
 
@@ -85,7 +88,7 @@ impl Model {
 
     /// Runs a pass over the given segments `(slot, parents, inputs)`; layers differ in their gate `b`. Returns what
     /// each row gave, and the pass's buffers for committing.
-    fn pass(&self, cache: &mut GdnCache, segments: &[(usize, &[Option<usize>], &[Input])]) -> Pass {
+    fn pass(&self, cache: &mut GdnCache, segments: &[SegmentRows<'_>]) -> Pass {
         let shape = &self.shape;
         let mut paths = RowPaths::new();
         let mut inputs: Vec<&Input> = vec![];

@@ -6,6 +6,9 @@ use pyo3::prelude::*;
 use super::{array, buffer, run};
 use crate::kernels::append_kv::{AppendKv, AppendKvArgs};
 
+/// Key pages, value pages.
+type Pages<'py> = (Bound<'py, PyArray4<f32>>, Bound<'py, PyArray4<f32>>);
+
 /// Key and value pages `[pages, kv_heads, 64, head_dim]` after the tail's `rows` went to `first_position` and on.
 #[pyfunction]
 #[allow(clippy::too_many_arguments, reason = "the kernel's own arguments")]
@@ -18,7 +21,7 @@ pub(super) fn append_kv<'py>(
     page_table: PyReadonlyArray1<'py, u32>,
     k_pages: PyReadonlyArray4<'py, f32>,
     v_pages: PyReadonlyArray4<'py, f32>,
-) -> PyResult<(Bound<'py, PyArray4<f32>>, Bound<'py, PyArray4<f32>>)> {
+) -> PyResult<Pages<'py>> {
     let (_, kv_heads, head_dim) = k_tail.as_array().dim();
     let (mut k, mut v) = (buffer(&k_pages)?, buffer(&v_pages)?);
     run::<AppendKv>(
