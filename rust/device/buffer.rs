@@ -31,7 +31,7 @@ pub struct Buffer<T: Element> {
 }
 
 impl<T: Element> Buffer<T> {
-    pub(super) fn zeroed(len: usize) -> Self {
+    pub(crate) fn zeroed(len: usize) -> Self {
         let num_lines = (len * size_of::<T>()).div_ceil(LINE_BYTES);
         Self {
             lines: vec![CacheLine([0; LINE_BYTES]); num_lines],

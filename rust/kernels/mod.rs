@@ -8,6 +8,7 @@ pub mod bf16_matmul;
 pub mod embed_rows;
 pub mod gate;
 pub mod greedy_argmax;
+mod packed_bf16;
 pub mod paths;
 pub mod rms_norm;
 pub mod rope;
