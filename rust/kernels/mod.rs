@@ -11,6 +11,7 @@ pub mod gate;
 pub mod gdn_fold;
 pub mod gdn_wy;
 pub mod greedy_argmax;
+mod packed_bf16;
 pub mod paths;
 #[cfg(test)]
 pub(crate) mod random_trees;
