@@ -1,0 +1,24 @@
+//! Kernel benches: one file per stem, each with a table of real shapes. Run with `cargo bench --bench kernels`;
+//! a filter such as `cargo bench --bench kernels -- bf16_matmul/demo` picks cases.
+
+use std::time::Duration;
+
+use criterion::{Criterion, criterion_group, criterion_main};
+
+mod append_kv;
+mod bf16_matmul;
+mod gdn_fold;
+mod gdn_wy;
+mod tree_attention;
+
+criterion_group! {
+    name = kernels;
+    config = Criterion::default()
+        .sample_size(10)
+        .warm_up_time(Duration::from_millis(100))
+        .measurement_time(Duration::from_millis(400))
+        .without_plots();
+    targets =
+        append_kv::bench, bf16_matmul::bench, gdn_fold::bench, gdn_wy::bench, tree_attention::bench
+}
+criterion_main!(kernels);
