@@ -4,8 +4,12 @@
 //! that an element it forgets shows. A refused argument raises `ValueError` with the kernel's own words.
 
 mod bf16_matmul;
+mod block_conv;
+mod draft_block;
+mod draft_select;
 mod embed_rows;
 mod gate;
+mod gather_taps;
 mod greedy_argmax;
 mod rms_norm;
 mod rope;
@@ -31,9 +35,17 @@ pub(super) mod kernels_module {
     #[pymodule_export]
     use super::bf16_matmul::bf16_matmul;
     #[pymodule_export]
+    use super::block_conv::block_conv;
+    #[pymodule_export]
+    use super::draft_block::draft_block;
+    #[pymodule_export]
+    use super::draft_select::draft_select;
+    #[pymodule_export]
     use super::embed_rows::embed_rows;
     #[pymodule_export]
     use super::gate::gate;
+    #[pymodule_export]
+    use super::gather_taps::gather_taps;
     #[pymodule_export]
     use super::greedy_argmax::greedy_argmax;
     #[pymodule_export]
