@@ -29,6 +29,9 @@ pub enum Error {
     /// A request cannot be served.
     #[error(transparent)]
     Request(#[from] RequestError),
+    /// A bug: the engine is closed.
+    #[error(transparent)]
+    Internal(#[from] InternalError),
 }
 
 impl Error {
@@ -42,8 +45,23 @@ impl Error {
             Self::Drafter(_) => "drafter",
             Self::Option(_) => "option",
             Self::Request(_) => "request",
+            Self::Internal(_) => "internal",
         }
     }
+}
+
+/// Bugs that were caught at the edge.
+#[derive(Debug, thiserror::Error)]
+pub enum InternalError {
+    /// A panic was caught; the engine's state is unknown from here on.
+    #[error("internal error, the engine is closed (please report it): {message}")]
+    Panicked {
+        /// The panic's message.
+        message: String,
+    },
+    /// The engine was closed by an earlier internal error.
+    #[error("the engine was closed by an earlier internal error; open a new one")]
+    Closed,
 }
 
 /// Errors of the device layer.

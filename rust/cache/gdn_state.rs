@@ -56,6 +56,11 @@ impl GdnCache {
         &self.shape
     }
 
+    /// Number of Gated-DeltaNet layers.
+    pub fn num_layers(&self) -> usize {
+        self.layers.len()
+    }
+
     /// The cache of one layer (counting Gated-DeltaNet layers only).
     pub fn layer(&self, layer: usize) -> &GdnLayerCache {
         &self.layers[layer]

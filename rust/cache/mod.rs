@@ -2,3 +2,4 @@
 
 pub mod gdn_state;
 pub mod pages;
+pub mod slots;

@@ -1,9 +1,13 @@
 //! The target model: what its config says and the weights it names. One decoder driven by data; no family has code of
 //! its own above `families`.
 
+mod attention;
 pub mod config;
 pub mod config_file;
+pub mod decoder;
 pub mod families;
+mod gdn;
+mod tail;
 pub mod tensor_role;
 pub mod weights;
 

@@ -1,6 +1,9 @@
 //! The extension module `specpilot_rs._core`: converts values, releases the interpreter's lock, and nothing else.
 
+mod engine;
+mod errors;
 mod kernels;
+mod outputs;
 
 use pyo3::prelude::*;
 
@@ -9,5 +12,17 @@ use pyo3::prelude::*;
 #[pyo3(name = "_core")]
 mod core_module {
     #[pymodule_export]
+    #[allow(non_upper_case_globals, reason = "the Python name")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+    #[pymodule_export]
+    use super::engine::Engine;
+    #[pymodule_export]
+    use super::errors::{
+        CheckpointError, ConfigError, DeviceError, DrafterError, InternalError, KernelError, OptionError,
+        RequestError, SpecPilotError,
+    };
+    #[pymodule_export]
     use super::kernels::kernels_module;
+    #[pymodule_export]
+    use super::outputs::{EngineMetrics, EngineOutput, RoundRecord, ScoreRecord, StepEvent};
 }

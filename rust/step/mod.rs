@@ -1,3 +1,10 @@
-//! The stages of a decode step.
+//! The decode step: draft, tree, verify, accept, commit.
 
+pub mod accept;
+pub mod commit;
+pub mod decode_step;
+pub mod draft;
+pub mod forest;
 pub mod tree;
+pub mod types;
+pub mod verify;

@@ -38,6 +38,27 @@ impl TokenTree {
         }
     }
 
+    /// The chain of given tokens: a prompt chunk, every node of which is accepted.
+    pub fn chain(token_ids: &[u32]) -> Self {
+        Self {
+            token_ids: token_ids.to_vec(),
+            parents: (0..token_ids.len()).map(|row: usize| row.checked_sub(1)).collect(),
+            depths: (0..token_ids.len()).collect(),
+            scores: vec![0.0; token_ids.len()],
+        }
+    }
+
+    /// The row below `parent` that holds `token_id`, if there is one.
+    pub fn child(&self, parent: usize, token_id: u32) -> Option<usize> {
+        (parent + 1..self.num_rows())
+            .find(|&row| self.parents[row] == Some(parent) && self.token_ids[row] == token_id)
+    }
+
+    /// Length of the longest branch below the root.
+    pub fn max_depth(&self) -> usize {
+        self.depths.iter().copied().max().unwrap_or(0)
+    }
+
     /// Number of rows, root included.
     pub fn num_rows(&self) -> usize {
         self.token_ids.len()

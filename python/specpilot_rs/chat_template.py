@@ -1,0 +1,150 @@
+"""Chat templates: Jinja from a checkpoint, rendered in a sandbox with the globals that published ones use.
+
+In: a template's text, messages and variables. Out: the prompt's text. The template is untrusted: it can
+neither change what it is given nor reach Python's internals. Special tokens are variables (`bos_token`,
+`eos_token`, ...), and whatever a template writes is the whole prompt: nobody adds tokens to it afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from specpilot_rs.errors import CheckpointError, RequestError
+from specpilot_rs.options import nearest
+
+
+class GenerationBlock(Extension):
+    """`{% generation %}` marks text for training; here it is only its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Returns the nodes between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes `<`, `>` and `&` for HTML, which models were not trained on.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+@lru_cache(maxsize=16)
+def _compile(source: str) -> Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment.from_string(source)
+
+
+def read_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Returns a checkpoint's templates by name; the one without a name is called "default".
+
+    Args:
+        directory: The checkpoint.
+        config: Its `tokenizer_config.json`.
+
+    Raises:
+        CheckpointError: The config's entry has another form than a text or a list of named texts.
+    """
+    templates: dict[str, str] = {}
+    entry = config.get("chat_template")
+    if isinstance(entry, str):
+        templates["default"] = entry
+    elif isinstance(entry, list):
+        for item in entry:
+            if not isinstance(item, Mapping) or not {"name", "template"} <= item.keys():
+                raise CheckpointError(
+                    f"{directory / 'tokenizer_config.json'}: items of `chat_template` should have `name` and "
+                    f"`template`, got {item!r}"
+                )
+            templates[str(item["name"])] = str(item["template"])
+    elif entry is not None:
+        raise CheckpointError(
+            f"{directory / 'tokenizer_config.json'}: `chat_template` should be a text or a list, "
+            f"got {type(entry).__name__}"
+        )
+    file = directory / "chat_template.jinja"
+    if file.is_file():
+        try:
+            templates["default"] = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{file}: not readable as UTF-8: {error}") from error
+    return templates
+
+
+def choose_template(templates: Mapping[str, str], wanted: str | None) -> str:
+    """Returns a template's source: the default, one by its name, or `wanted` itself if it is Jinja.
+
+    Raises:
+        RequestError: There is no such template, or none at all.
+    """
+    if wanted is None:
+        if "default" in templates:
+            return templates["default"]
+        if templates:
+            raise RequestError(f"the tokenizer has no default chat template; name one of {sorted(templates)}")
+        raise RequestError("the tokenizer has no chat template; pass chat_template or use generate")
+    if wanted in templates:
+        return templates[wanted]
+    if "{" in wanted:
+        return wanted
+    names = templates or {"default": ""}
+    raise RequestError(f"no chat template is named {wanted!r}: {nearest(wanted, names)}")
+
+
+def render(source: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+    """Renders a conversation.
+
+    Args:
+        source: The template.
+        messages: Mappings with at least `role`.
+        variables: Other names that the template sees.
+
+    Raises:
+        RequestError: The messages have another form, or the template does not compile or refuses them.
+    """
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
+        raise RequestError("messages should be a non-empty list of {'role': ..., 'content': ...}")
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise RequestError(f"message {index} should be a mapping with a `role`, got {message!r}")
+        if "content" not in message and "tool_calls" not in message:
+            near = nearest("content", [str(key) for key in message])
+            raise RequestError(f"message {index} has no `content` ({near})")
+    try:
+        return _compile(source).render(messages=[dict(message) for message in messages], **variables)
+    except TemplateError as error:
+        raise RequestError(f"the chat template refused the messages: {error}") from error
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        # A template is a program; what it stumbles over in the messages surfaces as Python's own errors.
+        raise RequestError(f"the chat template failed on the messages: {error}") from error

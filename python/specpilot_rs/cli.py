@@ -1,0 +1,403 @@
+"""The command `specpilot`: generate, chat, doctor.
+
+Data goes to stdout, logs and progress to stderr. An error is one line, `error: ...`, and exit code 2; Ctrl-C
+is exit code 130. `--help` loads neither the extension nor numpy: commands import what they need as they run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specpilot_rs.options import EngineOptions, SamplingParams, SpeculativeConfig, help_of, request_error
+
+if TYPE_CHECKING:
+    from specpilot_rs.llm import LLM
+    from specpilot_rs.outputs import RequestOutput
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Lossless speculative decoding: the target model's greedy tokens, several per forward.",
+)
+
+ModelOption = Annotated[str | None, typer.Option("--model", "-m", help="Target: a directory or a hub id.")]
+DemoOption = Annotated[bool, typer.Option("--demo", help="Use the bundled pair instead of --model.")]
+RevisionOption = Annotated[str | None, typer.Option(help="Revision of the target on the hub.")]
+DrafterOption = Annotated[
+    str | None, typer.Option("--speculative-model", help=help_of(SpeculativeConfig, "model"))
+]
+MethodOption = Annotated[str | None, typer.Option(help=help_of(SpeculativeConfig, "method"))]
+TreeOption = Annotated[str | None, typer.Option(help=help_of(SpeculativeConfig, "tree"))]
+TreeNodesOption = Annotated[int | None, typer.Option(help=help_of(SpeculativeConfig, "tree_nodes"))]
+DraftLengthOption = Annotated[
+    int | None, typer.Option(help=help_of(SpeculativeConfig, "num_speculative_tokens"))
+]
+PlainOption = Annotated[bool, typer.Option("--no-speculation", help="Decode plainly.")]
+ContextOption = Annotated[int | None, typer.Option(help=help_of(EngineOptions, "max_model_len"))]
+ThreadsOption = Annotated[int | None, typer.Option(help=help_of(EngineOptions, "num_threads"))]
+MaxTokensOption = Annotated[int, typer.Option(help=help_of(SamplingParams, "max_tokens"))]
+StopOption = Annotated[list[str] | None, typer.Option(help=help_of(SamplingParams, "stop") + " Repeatable.")]
+IgnoreEosOption = Annotated[bool, typer.Option("--ignore-eos", help=help_of(SamplingParams, "ignore_eos"))]
+JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON for programs.")]
+
+_MAX_TOKENS = 256
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        from specpilot_rs import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; read from stdin if omitted.")] = None,
+    model: ModelOption = None,
+    demo: DemoOption = False,
+    file: Annotated[Path | None, typer.Option(help="Read the prompt from this file.")] = None,
+    input_jsonl: Annotated[
+        Path | None,
+        typer.Option(
+            help="Read prompts from JSON lines with `prompt` or `prompt_token_ids`; other keys are kept."
+        ),
+    ] = None,
+    output_jsonl: Annotated[Path | None, typer.Option(help="Write results here, one JSON line each.")] = None,
+    as_json: JsonOption = False,
+    stream: Annotated[bool, typer.Option("--stream", help="Write text as it is decoded.")] = False,
+    max_tokens: MaxTokensOption = _MAX_TOKENS,
+    stop: StopOption = None,
+    ignore_eos: IgnoreEosOption = False,
+    revision: RevisionOption = None,
+    speculative_model: DrafterOption = None,
+    method: MethodOption = None,
+    tree: TreeOption = None,
+    tree_nodes: TreeNodesOption = None,
+    num_speculative_tokens: DraftLengthOption = None,
+    no_speculation: PlainOption = False,
+    max_model_len: ContextOption = None,
+    num_threads: ThreadsOption = None,
+) -> None:
+    """Complete a prompt, or a file of prompts."""
+    records = _read_prompts(prompt, file, input_jsonl)
+    if stream and (input_jsonl is not None or output_jsonl is not None):
+        raise request_error("--stream writes one completion to stdout; it does not go with JSONL files")
+    params = SamplingParams(max_tokens=max_tokens, stop=stop, ignore_eos=ignore_eos)
+    if output_jsonl is not None and not output_jsonl.parent.is_dir():
+        raise request_error(f"{output_jsonl}: its directory does not exist")
+    llm = _open(
+        model,
+        demo,
+        _speculation(speculative_model, method, tree, tree_nodes, num_speculative_tokens, no_speculation),
+        revision=revision,
+        max_model_len=max_model_len,
+        num_threads=num_threads,
+    )
+    prompts = [_prompt_of(record) for record in records]
+    if stream:
+        for piece in llm.stream(prompts[0], params):
+            if as_json:
+                _write_json(
+                    {"text": piece.text, "token_ids": piece.token_ids, "finish_reason": piece.finish_reason}
+                )
+            else:
+                typer.echo(piece.text, nl=False)
+            if piece.result is not None:
+                _report([piece.result])
+        if not as_json:
+            typer.echo()
+        return
+    outputs = llm.generate(prompts, params)
+    rows = [{**record, **output.to_dict()} for record, output in zip(records, outputs, strict=True)]
+    if output_jsonl is not None:
+        with _replacing(output_jsonl) as lines:
+            for row in rows:
+                lines.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+    elif as_json or input_jsonl is not None:
+        for row in rows:
+            _write_json(row)
+    else:
+        typer.echo(outputs[0].outputs[0].text)
+    _report(outputs)
+
+
+@app.command()
+def chat(
+    model: ModelOption = None,
+    demo: DemoOption = False,
+    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
+    template_kwargs: Annotated[
+        str, typer.Option("--chat-template-kwargs", help="Variables of the chat template, as a JSON object.")
+    ] = "{}",
+    as_json: JsonOption = False,
+    max_tokens: MaxTokensOption = _MAX_TOKENS,
+    stop: StopOption = None,
+    revision: RevisionOption = None,
+    speculative_model: DrafterOption = None,
+    method: MethodOption = None,
+    tree: TreeOption = None,
+    tree_nodes: TreeNodesOption = None,
+    num_speculative_tokens: DraftLengthOption = None,
+    no_speculation: PlainOption = False,
+    max_model_len: ContextOption = None,
+    num_threads: ThreadsOption = None,
+) -> None:
+    """Talk to a model: one line of stdin is one turn. /reset forgets the conversation, /exit ends."""
+    from specpilot_rs.errors import RequestError
+
+    variables = _json_object(template_kwargs, "--chat-template-kwargs")
+    params = SamplingParams(max_tokens=max_tokens, stop=stop)
+    llm = _open(
+        model,
+        demo,
+        _speculation(speculative_model, method, tree, tree_nodes, num_speculative_tokens, no_speculation),
+        revision=revision,
+        max_model_len=max_model_len,
+        num_threads=num_threads,
+    )
+    opening = [] if system is None else [{"role": "system", "content": system}]
+    messages = list(opening)
+    interactive = sys.stdin.isatty()
+    for line in _turns(interactive):
+        if line == "/exit":
+            break
+        if line == "/reset":
+            messages = list(opening)
+            continue
+        messages.append({"role": "user", "content": line})
+        try:
+            answer = _answer(llm, messages, params, variables, as_json)
+        except RequestError as error:
+            if not interactive:
+                raise
+            typer.echo(f"error: {error}", err=True)
+            messages.pop()
+            continue
+        messages.append({"role": "assistant", "content": answer})
+
+
+@app.command()
+def doctor(
+    directory: Annotated[Path | None, typer.Argument(help="A checkpoint to look at as well.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check the environment and, given one, a checkpoint. Exit code 1 if something would fail."""
+    from specpilot_rs.doctor import Level, examine
+
+    findings = examine(directory)
+    if as_json:
+        _write_json([finding.to_dict() for finding in findings])
+    else:
+        for finding in findings:
+            typer.echo(f"{finding.level.value:<4} {finding.what}: {finding.message}")
+            if finding.fix:
+                typer.echo(f"     fix: {finding.fix}")
+    if any(finding.level is Level.FAIL for finding in findings):
+        raise typer.Exit(1)
+
+
+def _open(model: str | None, demo: bool, speculation: dict[str, Any] | None, **options: Any) -> LLM:
+    from specpilot_rs.errors import OptionError
+    from specpilot_rs.llm import LLM
+
+    if demo == (model is not None):
+        raise OptionError("give --model DIRECTORY_OR_HUB_ID, or --demo for the bundled pair")
+    if not demo:
+        assert model is not None
+        return LLM(model, speculative_config=speculation or None, **options)
+    if options.pop("revision") is not None:
+        raise OptionError("--revision applies to hub ids, not to the bundled pair")
+    return LLM.demo(speculative_config=speculation, **options)
+
+
+def _speculation(
+    model: str | None,
+    method: str | None,
+    tree: str | None,
+    tree_nodes: int | None,
+    num_speculative_tokens: int | None,
+    plain: bool,
+) -> dict[str, Any] | None:
+    given = {
+        "model": model,
+        "method": method,
+        "tree": tree,
+        "tree_nodes": tree_nodes,
+        "num_speculative_tokens": num_speculative_tokens,
+    }
+    config = {name: value for name, value in given.items() if value is not None}
+    if plain and config:
+        raise request_error(f"--no-speculation does not go with {', '.join(config)}")
+    return None if plain else config
+
+
+def _read_prompts(prompt: str | None, file: Path | None, input_jsonl: Path | None) -> list[dict[str, Any]]:
+    if sum(source is not None for source in (prompt, file, input_jsonl)) > 1:
+        raise request_error("give one of PROMPT, --file and --input-jsonl")
+    if prompt is not None:
+        return [{"prompt": prompt}]
+    if input_jsonl is not None:
+        return _read_jsonl(input_jsonl)
+    from specpilot_rs.tokenizer import decode_utf8
+
+    if file is not None:
+        return [{"prompt": decode_utf8(_read_bytes(file), str(file))}]
+    if sys.stdin.isatty():
+        raise request_error("no prompt: give PROMPT, --file, --input-jsonl, or pipe one in")
+    return [{"prompt": decode_utf8(sys.stdin.buffer.read(), "stdin")}]
+
+
+def _read_jsonl(file: Path) -> list[dict[str, Any]]:
+    from specpilot_rs.tokenizer import decode_utf8
+
+    records = []
+    for number, line in enumerate(decode_utf8(_read_bytes(file), str(file)).split("\n"), start=1):
+        if not line.strip():
+            continue
+        record = _json_object(line, f"{file}, line {number}")
+        if ("prompt" in record) == ("prompt_token_ids" in record):
+            raise request_error(f"{file}, line {number}: expected one of `prompt` and `prompt_token_ids`")
+        records.append(record)
+    if not records:
+        raise request_error(f"{file}: holds no prompts")
+    return records
+
+
+def _prompt_of(record: dict[str, Any]) -> dict[str, Any]:
+    return {key: record[key] for key in ("prompt", "prompt_token_ids") if key in record}
+
+
+def _read_bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise request_error(f"{file}: {error.strerror}") from error
+
+
+def _json_object(text: str, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise request_error(f"{where}: not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise request_error(f"{where}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _turns(interactive: bool) -> Iterator[str]:
+    from specpilot_rs.tokenizer import decode_utf8
+
+    while True:
+        if interactive:
+            typer.echo("> ", err=True, nl=False)
+        data = sys.stdin.buffer.readline()
+        if not data:
+            return
+        line = decode_utf8(data, "stdin").strip()
+        if line:
+            yield line
+
+
+def _answer(
+    llm: LLM,
+    messages: list[dict[str, str]],
+    params: SamplingParams,
+    variables: dict[str, Any],
+    as_json: bool,
+) -> str:
+    _, token_ids = llm.get_tokenizer().encode_chat(messages, chat_template_kwargs=variables)
+    text = ""
+    pieces = llm.stream({"prompt_token_ids": token_ids}, params)
+    try:
+        for piece in pieces:
+            text += piece.text
+            if not as_json:
+                typer.echo(piece.text, nl=False)
+            if piece.result is not None:
+                if as_json:
+                    _write_json({"role": "assistant", "content": text, **piece.result.to_dict()})
+                _report([piece.result], before="" if as_json else "\n")
+    except KeyboardInterrupt:
+        pieces.close()
+        typer.echo("\n(stopped)", err=True)
+    return text
+
+
+def _write_json(value: Any) -> None:
+    typer.echo(json.dumps(value, ensure_ascii=False))
+
+
+def _report(outputs: list[RequestOutput], before: str = "") -> None:
+    from specpilot_rs.outputs import tokens_per_pass
+
+    num_tokens = sum(output.metrics.num_output_tokens for output in outputs)
+    num_passes = sum(output.metrics.num_target_passes for output in outputs)
+    typer.echo(before, nl=False)
+    typer.echo(
+        f"{num_tokens} tokens in {num_passes} target passes ({tokens_per_pass(outputs):.2f} per pass)",
+        err=True,
+    )
+
+
+@contextmanager
+def _replacing(file: Path) -> Iterator[Any]:
+    """Opens a file beside `file` that takes its place at the end: no half-written one is ever there."""
+    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as handle:
+            yield handle
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def main() -> None:
+    """Runs the command line and exits."""
+    try:
+        code = app(standalone_mode=False)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader has left; flushing at exit would say so again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        message = _message_of(error)
+        if message is None:
+            raise
+        typer.echo(f"error: {message}", err=True)
+        sys.exit(2)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _message_of(error: Exception) -> str | None:
+    # Usage errors come from whichever click typer brings along, so they are known by their method.
+    usage = getattr(error, "format_message", None)
+    if usage is not None:
+        return " ".join(str(usage()).split())
+    if type(error).__name__ == "Abort":
+        return "stopped"
+    core = sys.modules.get("specpilot_rs._core")
+    if isinstance(error, OSError) or (core is not None and isinstance(error, core.SpecPilotError)):
+        return " ".join(str(error).split())
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Where a model's files are: a local directory, or the hub's cache after a download.
+
+A directory is taken as it is and touches no network. Anything else must be a hub id; only the files that an
+engine reads are fetched. `HF_HUB_OFFLINE`, `HF_HOME` and the access token are huggingface_hub's own business.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from specpilot_rs.errors import CheckpointError, OptionError
+
+FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "*.safetensors",
+    "*.safetensors.index.json",
+)
+"""Patterns of the files fetched, from the top folder of a repository only."""
+
+
+def model_directory(model: str | os.PathLike[str], revision: str | None = None) -> Path:
+    """Returns the directory with a model's files, downloading them if `model` is a hub id.
+
+    Args:
+        model: A local directory or a hub id such as "org/name".
+        revision: Branch, tag or commit on the hub.
+
+    Raises:
+        CheckpointError: The directory or repository is not there or cannot be reached.
+        OptionError: A revision is given for a directory, or the name can be neither.
+    """
+    name = os.fspath(model)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if revision is not None:
+            raise OptionError(f"revision {revision!r} applies to hub ids, but {name} is a local directory")
+        return path.resolve()
+    if path.exists():
+        raise CheckpointError(f"{name}: expected a directory with a model's files, got a file")
+    if not name or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
+        raise CheckpointError(
+            f"{name or repr(name)}: no such directory, and not a hub id of the form org/name"
+        )
+    return _download(name, revision)
+
+
+def _download(repo_id: str, revision: str | None) -> Path:
+    from huggingface_hub import errors as hub_errors
+    from huggingface_hub import snapshot_download
+
+    at = f" at revision {revision!r}" if revision else ""
+    try:
+        return Path(
+            snapshot_download(repo_id, revision=revision, allow_patterns=list(FILES), ignore_patterns=["*/*"])
+        )
+    except hub_errors.HFValidationError as error:
+        raise OptionError(
+            f"model {repo_id!r} is neither a local directory nor a hub id: {_line(error)}"
+        ) from error
+    except hub_errors.GatedRepoError as error:
+        raise CheckpointError(
+            f"{repo_id}: access is gated; accept its terms and log in to the hub"
+        ) from error
+    except hub_errors.RepositoryNotFoundError as error:
+        raise CheckpointError(
+            f"{repo_id}: no such local directory, and no such repository on the hub"
+        ) from error
+    except hub_errors.RevisionNotFoundError as error:
+        raise CheckpointError(f"{repo_id}: the hub has no revision {revision!r}") from error
+    except (hub_errors.LocalEntryNotFoundError, hub_errors.OfflineModeIsEnabled) as error:
+        raise CheckpointError(
+            f"{repo_id}{at}: no such local directory, not in the hub's cache, and the hub is out of reach"
+        ) from error
+    except (hub_errors.HfHubHTTPError, OSError) as error:
+        raise CheckpointError(f"{repo_id}{at}: download failed: {_line(error)}") from error
+
+
+def _line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,409 @@
+"""`LLM`: a target, perhaps a drafter, and the ways to ask them for tokens.
+
+In: prompts as text, chat messages or token ids. Out: `RequestOutput` in input order, or pieces as they are
+decoded. Every prompt and parameter is checked before the engine sees the first one; an error or Ctrl-C ends
+the requests of its call and leaves the engine usable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Generator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from tqdm import tqdm
+
+from specpilot_rs._core import Engine, ScoreRecord
+from specpilot_rs.demo import DFLASH2_DIR, TARGET_DIR
+from specpilot_rs.errors import OptionError, RequestError
+from specpilot_rs.hub import model_directory
+from specpilot_rs.options import (
+    EngineOptions,
+    SamplingParams,
+    SpeculativeConfig,
+    nearest,
+    refuse_unknown_options,
+)
+from specpilot_rs.outputs import RequestOutput, StreamOutput
+from specpilot_rs.running import RunningRequest, RunningRequests, Submission
+from specpilot_rs.tokenizer import TextDecoder, Tokenizer
+
+Prompt = str | Mapping[str, Any]
+Message = Mapping[str, Any]
+
+_DEMO_SPECULATION: Mapping[str, Any] = MappingProxyType({"method": "dflash2"})
+_LLM_OPTIONS = (
+    "model",
+    "tokenizer",
+    "skip_tokenizer_init",
+    "revision",
+    "speculative_config",
+    "profile",
+    *(f.name for f in dataclasses.fields(EngineOptions)[:8]),
+)
+
+
+class LLM:
+    """A model ready to generate."""
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        tokenizer: str | os.PathLike[str] | None = None,
+        skip_tokenizer_init: bool = False,
+        dtype: str = EngineOptions.dtype,
+        device: str = EngineOptions.device,
+        weight_format: str = EngineOptions.weight_format,
+        max_model_len: int | None = EngineOptions.max_model_len,
+        max_num_seqs: int = EngineOptions.max_num_seqs,
+        gpu_memory_utilization: float = EngineOptions.gpu_memory_utilization,
+        revision: str | None = None,
+        speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None,
+        seed: int = EngineOptions.seed,
+        profile: str | os.PathLike[str] | None = None,
+        num_threads: int | None = EngineOptions.num_threads,
+        **unknown: Any,
+    ) -> None:
+        """Loads a model.
+
+        Args:
+            model: Directory or hub id of the target.
+            tokenizer: Directory or hub id of another tokenizer.
+            skip_tokenizer_init: Work with token ids only; texts come back empty.
+            dtype: Type of activations.
+            device: "auto" or "cpu".
+            weight_format: How weights are held.
+            max_model_len: Most tokens of prompt and output together.
+            max_num_seqs: Most requests decoded at once.
+            gpu_memory_utilization: Share of the device's memory that the engine may take.
+            revision: Revision of the target on the hub.
+            speculative_config: `None` for plain decoding, else the fields of `SpeculativeConfig`.
+            seed: Seed of whatever is random; greedy decoding uses none.
+            profile: A tuned profile; not in this release.
+            num_threads: Worker threads on the CPU.
+            **unknown: Refused, with the nearest valid name.
+
+        Raises:
+            SpecPilotError: Of the class that says what is wrong; no engine is left behind.
+        """
+        refuse_unknown_options(unknown, _LLM_OPTIONS, "LLM")
+        if profile is not None:
+            raise OptionError(
+                f"option `profile` should be None (profiles are not in this release), got {profile!r}"
+            )
+        speculation = None if speculative_config is None else SpeculativeConfig.of(speculative_config)
+        options = EngineOptions(
+            dtype=dtype,
+            device=device,
+            weight_format=weight_format,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            gpu_memory_utilization=gpu_memory_utilization,
+            seed=seed,
+            num_threads=num_threads,
+        )
+        if speculation is not None:
+            options = dataclasses.replace(
+                options,
+                method=speculation.method,
+                num_speculative_tokens=speculation.num_speculative_tokens,
+                tree=speculation.tree,
+                tree_nodes=speculation.tree_nodes,
+            )
+        drafter = _drafter_directory(speculation)
+        target = model_directory(model, revision)
+        self._tokenizer: Tokenizer | None = None
+        if not skip_tokenizer_init:
+            self._tokenizer = Tokenizer(target if tokenizer is None else model_directory(tokenizer))
+            end = self._tokenizer.eos_token_id
+            options = dataclasses.replace(options, extra_eos_token_ids=() if end is None else (end,))
+        self._engine = Engine(model=str(target), drafter=drafter, options=options)
+        self._plan = self._engine.describe()
+        self._running = RunningRequests(self._engine)
+
+    @classmethod
+    def demo(
+        cls,
+        speculative_config: Mapping[str, Any] | SpeculativeConfig | None = _DEMO_SPECULATION,
+        **options: Any,
+    ) -> LLM:
+        """Loads the bundled pair, speculating unless told otherwise.
+
+        Args:
+            speculative_config: As for `LLM`; without `model` the bundled DFlash2 drafter is taken.
+            **options: Other options of `LLM`.
+        """
+        if speculative_config is not None:
+            config = SpeculativeConfig.of(speculative_config)
+            if config.model is None:
+                if config.method not in (None, "dflash2"):
+                    raise OptionError(
+                        f"only a dflash2 drafter is bundled; for method {config.method!r} give `model`, "
+                        "a directory or hub id of such a drafter"
+                    )
+                config = dataclasses.replace(config, model=str(DFLASH2_DIR))
+            speculative_config = config
+        return cls(TARGET_DIR, speculative_config=speculative_config, **options)
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the resolved plan: architecture, sizes, limits, drafter and tree."""
+        return dict(self._plan)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Returns the tokenizer.
+
+        Raises:
+            OptionError: The model was opened with `skip_tokenizer_init=True`.
+        """
+        if self._tokenizer is None:
+            raise OptionError("this LLM has no tokenizer: it was opened with skip_tokenizer_init=True")
+        return self._tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        record_logits: bool = False,
+        record_rounds: bool = False,
+    ) -> list[RequestOutput]:
+        """Completes prompts.
+
+        Args:
+            prompts: One or several; each a text, `{"prompt": text}` or `{"prompt_token_ids": ids}`.
+            sampling_params: For all prompts, or one per prompt.
+            use_tqdm: Show progress on stderr if it is a terminal.
+            record_logits: Keep the logits of generated positions in `RequestOutput.record`.
+            record_rounds: Keep what was drafted in `RequestOutput.rounds`.
+
+        Returns:
+            Outputs in the order of the prompts.
+
+        Raises:
+            RequestError: A prompt or parameter cannot be served; nothing was generated.
+        """
+        several = [prompts] if isinstance(prompts, str | Mapping) else _as_list(prompts, "prompts")
+        submissions = [
+            self._submission(prompt, params, record_logits=record_logits, record_rounds=record_rounds)
+            for prompt, params in zip(several, _params_for(sampling_params, len(several)), strict=True)
+        ]
+        return self._run(submissions, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers one conversation or several.
+
+        Args:
+            messages: A list of `{"role": ..., "content": ...}`, or a list of such lists.
+            sampling_params: For all conversations, or one per conversation.
+            use_tqdm: Show progress on stderr if it is a terminal.
+            add_generation_prompt: Open the assistant's turn.
+            chat_template: A named template of the checkpoint, or Jinja source.
+            chat_template_kwargs: Further variables, such as `enable_thinking`.
+
+        Returns:
+            Outputs in the order of the conversations.
+
+        Raises:
+            RequestError: A conversation or parameter cannot be served; nothing was generated.
+        """
+        tokenizer = self.get_tokenizer()
+        listed = _as_list(messages, "messages")
+        conversations: list[Any] = [listed] if not listed or isinstance(listed[0], Mapping) else listed
+        submissions = []
+        for conversation, params in zip(
+            conversations, _params_for(sampling_params, len(conversations)), strict=True
+        ):
+            text, token_ids = tokenizer.encode_chat(
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                chat_template=chat_template,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+            submissions.append(self._submit_tokens(text, token_ids, params))
+        return self._run(submissions, use_tqdm)
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Generator[StreamOutput, None, None]:
+        """Completes one prompt piece by piece.
+
+        The request is checked now and starts with the first piece. Closing the iterator aborts it.
+
+        Args:
+            prompt: As for `generate`.
+            sampling_params: How to decode.
+
+        Returns:
+            An iterator of pieces; the last one carries the whole output.
+
+        Raises:
+            RequestError: The prompt or a parameter cannot be served.
+        """
+        return self._pieces(self._submission(prompt, _params_for(sampling_params, 1)[0]))
+
+    def score(self, prompt_token_ids: Sequence[int]) -> ScoreRecord:
+        """Returns logits, residual norms and recurrent state over a prompt, without generating."""
+        return self._engine.score(self._checked_ids(prompt_token_ids))
+
+    def _pieces(self, submission: Submission) -> Generator[StreamOutput, None, None]:
+        [request] = self._running.submit([submission])
+        try:
+            while True:
+                finished = request.finished
+                piece = request.take_piece()
+                if piece is not None:
+                    yield piece
+                if finished:
+                    return
+                self._running.advance([request])
+        finally:
+            self._running.abort([request])
+
+    def _run(self, submissions: Sequence[Submission], use_tqdm: bool) -> list[RequestOutput]:
+        requests = self._running.submit(submissions)
+        try:
+            with _Progress(requests, self._plan, use_tqdm) as progress:
+                while not all(request.finished for request in requests):
+                    self._running.advance(requests)
+                    progress.update()
+        finally:
+            self._running.abort(requests)
+        return [request.output for request in requests if request.output is not None]
+
+    def _submission(self, prompt: Prompt, params: SamplingParams, **record: bool) -> Submission:
+        if isinstance(prompt, str):
+            return self._submit_tokens(prompt, self._encode(prompt), params, **record)
+        if not isinstance(prompt, Mapping):
+            raise RequestError(f"a prompt should be a text or a mapping, got {type(prompt).__name__}")
+        for key in prompt:
+            if key not in ("prompt", "prompt_token_ids"):
+                raise RequestError(
+                    f"a prompt has no key {key!r}: {nearest(str(key), ('prompt', 'prompt_token_ids'))}"
+                )
+        if len(prompt) != 1:
+            raise RequestError(
+                f"a prompt should hold one of `prompt` and `prompt_token_ids`, got {len(prompt)}"
+            )
+        if "prompt_token_ids" in prompt:
+            return self._submit_tokens(None, prompt["prompt_token_ids"], params, **record)
+        if not isinstance(prompt["prompt"], str):
+            raise RequestError(f"`prompt` should be a text, got {type(prompt['prompt']).__name__}")
+        return self._submit_tokens(prompt["prompt"], self._encode(prompt["prompt"]), params, **record)
+
+    def _encode(self, text: str) -> list[int]:
+        if self._tokenizer is None:
+            raise RequestError("a text prompt needs a tokenizer; give `prompt_token_ids`")
+        return self._tokenizer.encode(text)
+
+    def _submit_tokens(
+        self, text: str | None, token_ids: Sequence[int], params: SamplingParams, **record: bool
+    ) -> Submission:
+        if params.stop_strings and self._tokenizer is None:
+            raise RequestError("stop strings need a tokenizer; give stop_token_ids")
+        checked = self._checked_ids(token_ids)
+        if params.max_tokens is None:
+            room = int(self._plan["max_model_len"]) - len(checked)
+            params = dataclasses.replace(params, max_tokens=max(room, params.min_tokens, 1))
+        decoder = None
+        if self._tokenizer is not None and params.detokenize:
+            decoder = TextDecoder(self._tokenizer, skip_special_tokens=params.skip_special_tokens)
+        return Submission(text, checked, params, decoder, **record)
+
+    def _checked_ids(self, token_ids: Sequence[int]) -> list[int]:
+        vocab_size = int(self._plan["vocab_size"])
+        if isinstance(token_ids, str | bytes | Mapping):
+            raise RequestError(f"prompt_token_ids should be token ids, got {type(token_ids).__name__}")
+        try:
+            checked = [token.__index__() for token in token_ids]
+        except (TypeError, AttributeError) as error:
+            raise RequestError(f"prompt_token_ids should be integers: {error}") from error
+        for index, token in enumerate(checked):
+            if not 0 <= token < vocab_size:
+                raise RequestError(f"prompt token {index} is {token}, outside the vocabulary of {vocab_size}")
+        return checked
+
+
+class _Progress:
+    """A bar over the tokens that may still come; it shrinks to those that did."""
+
+    def __init__(self, requests: Sequence[RunningRequest], plan: Mapping[str, Any], use_tqdm: bool) -> None:
+        self._requests = requests
+        limit = int(plan["max_model_len"])
+        self._num_most = [_most_tokens(request, limit) for request in requests]
+        self._bar = tqdm(
+            total=sum(self._num_most),
+            desc="Generating",
+            unit="tok",
+            file=sys.stderr,
+            disable=not (use_tqdm and sys.stderr.isatty()),
+            dynamic_ncols=True,
+        )
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def update(self) -> None:
+        if self._bar.disable:
+            return
+        self._bar.total = sum(
+            len(request.token_ids) if request.finished else most
+            for request, most in zip(self._requests, self._num_most, strict=True)
+        )
+        num_done = sum(request.finished for request in self._requests)
+        self._bar.set_postfix_str(f"{num_done}/{len(self._requests)} prompts", refresh=False)
+        self._bar.update(sum(len(request.token_ids) for request in self._requests) - self._bar.n)
+
+
+def _most_tokens(request: RunningRequest, max_model_len: int) -> int:
+    room = max_model_len - len(request.submission.prompt_token_ids)
+    asked = request.submission.params.max_tokens
+    return room if asked is None else min(asked, room)
+
+
+def _drafter_directory(speculation: SpeculativeConfig | None) -> str | None:
+    if speculation is None:
+        return None
+    if speculation.model is None:
+        raise OptionError("speculative_config needs `model`, the drafter's directory or hub id")
+    return str(model_directory(speculation.model, speculation.revision))
+
+
+def _as_list(items: Any, name: str) -> list[Any]:
+    if isinstance(items, str | bytes | Mapping) or not isinstance(items, Sequence):
+        raise RequestError(f"{name} should be a list, got {type(items).__name__}")
+    return list(items)
+
+
+def _params_for(
+    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+) -> list[SamplingParams]:
+    if params is None:
+        return [SamplingParams()] * num_prompts
+    if isinstance(params, SamplingParams):
+        return [params] * num_prompts
+    several = _as_list(params, "sampling_params")
+    if len(several) != num_prompts:
+        raise RequestError(
+            f"sampling_params should be one or {num_prompts}, one per prompt, got {len(several)}"
+        )
+    for item in several:
+        if not isinstance(item, SamplingParams):
+            raise RequestError(f"sampling_params should hold SamplingParams, got {type(item).__name__}")
+    return several

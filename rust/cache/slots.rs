@@ -1,0 +1,158 @@
+//! All sequence memory of the target: KV pages, recurrent states, and which slot holds what.
+//!
+//! A slot is reserved for a request's whole length at admission, so that a running request never waits for memory, and
+//! given back when it ends.
+
+use crate::device::{Buffer, Device};
+use crate::error::KernelError;
+use crate::kernels::gdn_wy::GdnShape;
+use crate::kernels::paths::RowPaths;
+use crate::kernels::tree_attention::KV_BLOCK;
+
+use super::gdn_state::GdnCache;
+use super::pages::{KvCache, KvShape};
+
+/// Which cache a layer of the model uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerCache {
+    /// Paged keys and values.
+    Attention(KvShape),
+    /// Recurrent state and log.
+    GatedDelta,
+}
+
+/// The target's caches for a fixed number of slots.
+pub struct SequenceCaches {
+    kv: KvCache,
+    gdn: Option<GdnCache>,
+    /// Index of each model layer within the cache of its kind.
+    index_in_kind: Vec<usize>,
+    page_tables: Vec<Option<Vec<u32>>>,
+}
+
+impl SequenceCaches {
+    /// Caches for `num_slots` sequences sharing `num_pages` pages of [`KV_BLOCK`] positions.
+    pub fn new(
+        device: &Device,
+        layers: &[LayerCache],
+        gdn_shape: Option<GdnShape>,
+        num_slots: usize,
+        num_pages: usize,
+    ) -> Self {
+        let mut kv_shapes = Vec::new();
+        let mut num_gdn_layers = 0;
+        let index_in_kind = layers
+            .iter()
+            .map(|layer| match layer {
+                LayerCache::Attention(shape) => {
+                    kv_shapes.push(*shape);
+                    kv_shapes.len() - 1
+                }
+                LayerCache::GatedDelta => {
+                    num_gdn_layers += 1;
+                    num_gdn_layers - 1
+                }
+            })
+            .collect();
+        Self {
+            kv: KvCache::new(device, &kv_shapes, num_pages),
+            gdn: gdn_shape.map(|shape| GdnCache::new(device, shape, num_gdn_layers, num_slots)),
+            index_in_kind,
+            page_tables: vec![None; num_slots],
+        }
+    }
+
+    /// Takes a free slot with room for `num_positions` tokens; `None` when slots or pages are short.
+    pub fn admit(&mut self, num_positions: usize) -> Option<usize> {
+        let slot = self.page_tables.iter().position(Option::is_none)?;
+        let pages = self.kv.allocate(num_positions.div_ceil(KV_BLOCK))?;
+        self.page_tables[slot] = Some(pages);
+        if let Some(gdn) = &mut self.gdn {
+            gdn.reset(slot);
+        }
+        Some(slot)
+    }
+
+    /// Gives a slot and its pages back.
+    pub fn release(&mut self, slot: usize) {
+        if let Some(pages) = self.page_tables[slot].take() {
+            self.kv.release(&pages);
+        }
+    }
+
+    /// Folds recurrent states forward for a pass over rows up to `last_position`.
+    ///
+    /// # Errors
+    /// [`KernelError`] when the fold refuses its arguments.
+    pub fn prepare(&mut self, device: &Device, slot: usize, last_position: usize) -> Result<(), KernelError> {
+        match &mut self.gdn {
+            Some(gdn) => gdn.prepare(device, slot, last_position),
+            None => Ok(()),
+        }
+    }
+
+    /// Notes that all layers of `slot` hold `committed_len` tokens.
+    pub fn advance(&mut self, slot: usize, committed_len: usize) {
+        if let Some(gdn) = &mut self.gdn {
+            gdn.advance(slot, committed_len);
+        }
+    }
+
+    /// Recurrent state of `slot` after its `committed_len` tokens, `[GDN layers, Hv, Dk, Dv]`; `None` for a model
+    /// without recurrent layers.
+    pub fn gdn_state(&self, slot: usize, committed_len: usize) -> Option<Vec<f32>> {
+        let gdn = self.gdn.as_ref()?;
+        Some(
+            (0..gdn.num_layers())
+                .flat_map(|layer| gdn.final_state(layer, slot, committed_len))
+                .collect(),
+        )
+    }
+
+    /// Number of free pages.
+    pub fn num_free_pages(&self) -> usize {
+        self.kv.num_free_pages()
+    }
+
+    /// The paged cache.
+    pub fn kv(&self) -> &KvCache {
+        &self.kv
+    }
+
+    /// The recurrent cache. Panics for a model without recurrent layers.
+    pub fn gdn(&self) -> &GdnCache {
+        self.gdn.as_ref().expect("a gated-delta layer implies a recurrent cache")
+    }
+
+    pub(crate) fn gdn_mut(&mut self) -> &mut GdnCache {
+        self.gdn.as_mut().expect("a gated-delta layer implies a recurrent cache")
+    }
+
+    /// Index of an attention layer among the attention layers.
+    pub fn attention_index(&self, layer: usize) -> usize {
+        self.index_in_kind[layer]
+    }
+
+    /// Index of a gated-delta layer among the gated-delta layers.
+    pub fn gdn_index(&self, layer: usize) -> usize {
+        self.index_in_kind[layer]
+    }
+
+    /// The page table of each segment of a pass.
+    pub fn page_tables(&self, paths: &RowPaths) -> Vec<&[u32]> {
+        paths
+            .segments()
+            .iter()
+            .map(|segment| self.page_tables[segment.slot].as_deref().unwrap_or_default())
+            .collect()
+    }
+
+    pub(crate) fn pages_mut(
+        &mut self,
+        slot: usize,
+        kv_layer: usize,
+    ) -> (&[u32], &mut Buffer<f32>, &mut Buffer<f32>) {
+        let (k, v) = self.kv.k_v_mut(kv_layer);
+        (self.page_tables[slot].as_deref().unwrap_or_default(), k, v)
+    }
+}

@@ -1,0 +1,370 @@
+//! The engine: owns model, caches, scheduler and plan; takes requests, steps, and hands outputs back.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::time::Instant;
+
+use crate::cache::slots::SequenceCaches;
+use crate::device::Device;
+use crate::drafter;
+use crate::error::{DrafterError, RequestError, Result};
+use crate::kernels::gdn_wy::GdnShape;
+use crate::kernels::tree_attention::KV_BLOCK;
+use crate::model::config::ModelConfig;
+use crate::model::decoder::Decoder;
+use crate::model::weights::DecoderWeights;
+use crate::options::EngineOptions;
+use crate::plan::{EnginePlan, layer_caches};
+use crate::request::{
+    FinishReason, Request, RequestDefaults, RequestId, SamplingParams, ScoreRecord, State,
+};
+use crate::scheduler::queue::Scheduler;
+use crate::step::decode_step::{ModelPair, decode_step};
+use crate::stream::StepEvent;
+use crate::weights::checkpoint::Checkpoint;
+
+/// A loaded deployment that serves requests.
+pub struct Engine {
+    pair: ModelPair,
+    plan: EnginePlan,
+    scheduler: Scheduler,
+    defaults: RequestDefaults,
+    finished: HashMap<RequestId, Request>,
+    /// Events of requests that moved while a score was computed.
+    pending_events: Vec<StepEvent>,
+    next_id: RequestId,
+}
+
+/// What to keep of a request besides its tokens.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Record {
+    /// Logits and residual norms of the rows that choose output tokens.
+    pub logits: bool,
+    /// What each decode pass drafted and accepted.
+    pub rounds: bool,
+}
+
+/// What a request that ended leaves.
+#[derive(Debug)]
+pub struct EngineOutput {
+    /// The request with its tokens, passes and records.
+    pub request: Request,
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+}
+
+impl Engine {
+    /// Loads the target in `model` and, when given, the drafter in `drafter_dir`.
+    ///
+    /// # Errors
+    /// Anything wrong with options, configs, files, tensors or the pairing; nothing is kept of a failed load.
+    pub fn open(model: &Path, drafter_dir: Option<&Path>, options: &EngineOptions) -> Result<Self> {
+        options.validate()?;
+        let config = ModelConfig::read(model)?;
+        let device = Device::host(options.num_threads)?;
+        let max_model_len = options.max_model_len.unwrap_or(config.max_position_embeddings);
+        let pages_per_sequence = max_model_len.div_ceil(KV_BLOCK);
+        let drafter = drafter_dir
+            .map(|dir| {
+                let num_pages = pages_per_sequence * options.max_num_seqs;
+                drafter::open(dir, model, &config, &device, options.max_num_seqs, num_pages)
+            })
+            .transpose()?;
+        if let (Some(wanted), Some(drafter), Some(dir)) = (&options.method, &drafter, drafter_dir)
+            && wanted != drafter.method()
+        {
+            return Err(DrafterError::Method {
+                drafter: dir.to_path_buf(),
+                expected: wanted.clone(),
+                got: drafter.method(),
+            }
+            .into());
+        }
+        let weights = DecoderWeights::load(&Checkpoint::open(model)?, &config)?;
+        let plan = EnginePlan::resolve(options, &config, drafter.as_deref(), available_bytes())?;
+        let gdn_shape = config.gdn.as_ref().map(|gdn| GdnShape {
+            num_key_heads: gdn.num_key_heads,
+            num_value_heads: gdn.num_value_heads,
+            key_dim: gdn.key_dim,
+            value_dim: gdn.value_dim,
+            conv_kernel: gdn.conv_kernel,
+        });
+        let caches = SequenceCaches::new(
+            &device,
+            &layer_caches(&config),
+            gdn_shape,
+            plan.max_num_seqs,
+            plan.num_kv_pages,
+        );
+        let mut eos_token_ids = config.eos_token_ids.clone();
+        for &id in &options.extra_eos_token_ids {
+            if !eos_token_ids.contains(&id) {
+                eos_token_ids.push(id);
+            }
+        }
+        let defaults = RequestDefaults {
+            max_model_len: plan.max_model_len,
+            eos_token_ids,
+            suppressed_ids: config.suppress_tokens.clone(),
+        };
+        let taps = drafter.as_ref().map_or(&[][..], |drafter| drafter.taps());
+        let target = Decoder::new(config, weights, taps, &device);
+        Ok(Self {
+            pair: ModelPair {
+                device,
+                target,
+                caches,
+                drafter,
+            },
+            plan,
+            scheduler: Scheduler::default(),
+            defaults,
+            finished: HashMap::new(),
+            pending_events: Vec::new(),
+            next_id: 0,
+        })
+    }
+
+    /// The resolved plan.
+    pub fn plan(&self) -> &EnginePlan {
+        &self.plan
+    }
+
+    /// The target's config.
+    pub fn config(&self) -> &ModelConfig {
+        self.pair.target.config()
+    }
+
+    /// The target with its weights.
+    pub fn target(&self) -> &Decoder {
+        &self.pair.target
+    }
+
+    /// Where the engine computes.
+    pub fn device(&self) -> &Device {
+        &self.pair.device
+    }
+
+    /// The drafter's method, when speculating.
+    pub fn drafter_method(&self) -> Option<&'static str> {
+        self.pair.drafter.as_ref().map(|drafter| drafter.method())
+    }
+
+    /// End-of-sequence ids of model and tokenizer.
+    pub fn eos_token_ids(&self) -> &[u32] {
+        &self.defaults.eos_token_ids
+    }
+
+    /// Free KV pages, for memory accounting.
+    pub fn num_free_kv_pages(&self) -> usize {
+        self.pair.caches.num_free_pages()
+    }
+
+    /// Queues a request.
+    ///
+    /// # Errors
+    /// [`RequestError`] for a prompt or parameter that cannot be served; nothing is queued then.
+    pub fn add_request(
+        &mut self,
+        prompt_token_ids: Vec<u32>,
+        params: &SamplingParams,
+        record: Record,
+    ) -> Result<RequestId> {
+        params.validate()?;
+        self.check_prompt(&prompt_token_ids, 1)?;
+        let vocab_size = self.config().vocab_size;
+        if let Some(&id) = params.stop_token_ids.iter().find(|&&id| id as usize >= vocab_size) {
+            return Err(RequestError::Parameter {
+                parameter: "stop_token_ids",
+                expected: format!("ids below the vocabulary size {vocab_size}"),
+                got: id.to_string(),
+            }
+            .into());
+        }
+        let record_from = record.logits.then(|| prompt_token_ids.len() - 1);
+        let mut request = Request::new(self.next_id, prompt_token_ids, params, &self.defaults);
+        request.record_from = record_from;
+        request.record_rounds = record.rounds;
+        Ok(self.submit(request))
+    }
+
+    /// Fp32 logits, residual norms and final recurrent state of a prompt, by the same kernels and caches as decoding.
+    /// Other requests move on meanwhile; their events come with the next step.
+    ///
+    /// # Errors
+    /// As for [`Self::add_request`] and [`Self::step`].
+    pub fn score(&mut self, prompt_token_ids: Vec<u32>) -> Result<ScoreRecord> {
+        self.check_prompt(&prompt_token_ids, 0)?;
+        let params = SamplingParams {
+            max_tokens: None,
+            min_tokens: 0,
+            ignore_eos: true,
+            stop_token_ids: Vec::new(),
+        };
+        let mut request = Request::new(self.next_id, prompt_token_ids, &params, &self.defaults);
+        request.max_new_tokens = 0;
+        request.record_from = Some(0);
+        let id = self.submit(request);
+        while !self.finished.contains_key(&id) {
+            let events = self.step_once()?;
+            self.pending_events
+                .extend(events.into_iter().filter(|event| event.request_id != id));
+        }
+        let output = self.take_output(id)?;
+        Ok(output.request.record)
+    }
+
+    fn submit(&mut self, request: Request) -> RequestId {
+        let id = request.id;
+        self.next_id += 1;
+        self.scheduler.submit(request);
+        id
+    }
+
+    fn check_prompt(&self, prompt: &[u32], num_new_tokens: usize) -> Result<(), RequestError> {
+        let max_model_len = self.plan.max_model_len;
+        let vocab_size = self.config().vocab_size;
+        if prompt.is_empty() {
+            return Err(RequestError::EmptyPrompt);
+        }
+        if prompt.len() + num_new_tokens > max_model_len {
+            return Err(RequestError::PromptTooLong {
+                max_model_len,
+                expected: max_model_len - num_new_tokens,
+                got: prompt.len(),
+            });
+        }
+        match prompt.iter().position(|&id| id as usize >= vocab_size) {
+            Some(index) => Err(RequestError::TokenOutOfRange {
+                index,
+                expected: vocab_size,
+                got: prompt[index],
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether any request waits or runs, or events are still to be told.
+    pub fn has_unfinished(&self) -> bool {
+        !self.scheduler.is_idle() || !self.pending_events.is_empty()
+    }
+
+    /// One decode step over all running requests. Empty when there was nothing to do.
+    ///
+    /// # Errors
+    /// When a stage fails; all requests are then aborted and the engine stays usable.
+    pub fn step(&mut self) -> Result<Vec<StepEvent>> {
+        let mut events = std::mem::take(&mut self.pending_events);
+        if !self.scheduler.is_idle() {
+            events.extend(self.step_once()?);
+        }
+        Ok(events)
+    }
+
+    fn step_once(&mut self) -> Result<Vec<StepEvent>> {
+        let ModelPair { caches, drafter, .. } = &mut self.pair;
+        let take_slot = |num_positions| {
+            let slot = caches.admit(num_positions)?;
+            if let Some(drafter) = drafter
+                && !drafter.reserve(slot, num_positions)
+            {
+                caches.release(slot);
+                return None;
+            }
+            Some(slot)
+        };
+        let (max_rows, tree_nodes) = (self.plan.max_step_rows, self.plan.tree.tree_nodes);
+        let batch = self.scheduler.next_batch(max_rows, tree_nodes, take_slot);
+        let slots: Vec<(usize, usize)> = batch.entries.iter().map(|e| (e.index, e.slot)).collect();
+        let committed = decode_step(&mut self.pair, self.scheduler.running_mut(), &self.plan.tree, batch);
+        let committed = match committed {
+            Ok(committed) => committed,
+            Err(error) => {
+                for id in self.scheduler.ids() {
+                    self.abort(id);
+                }
+                return Err(error);
+            }
+        };
+        let running = self.scheduler.running_mut();
+        let events = committed
+            .entries
+            .into_iter()
+            .map(|entry| {
+                let request = &running[entry.index];
+                StepEvent {
+                    request_id: request.id,
+                    new_token_ids: entry.new_token_ids,
+                    num_prompt_tokens_done: request.committed_len.min(request.num_prompt_tokens),
+                    finish_reason: entry.finish,
+                }
+            })
+            .collect();
+        for (index, slot) in slots {
+            if matches!(self.scheduler.running_mut()[index].state, State::Finished(_)) {
+                self.release(slot);
+            }
+        }
+        for request in self.scheduler.take_finished() {
+            self.finished.insert(request.id, request);
+        }
+        Ok(events)
+    }
+
+    fn release(&mut self, slot: usize) {
+        self.pair.caches.release(slot);
+        if let Some(drafter) = &mut self.pair.drafter {
+            drafter.release(slot);
+        }
+    }
+
+    /// Ends a request after `num_tokens` output tokens, where a stop string was completed. Later tokens, and the
+    /// passes that made them, are forgotten.
+    ///
+    /// # Errors
+    /// [`RequestError::Unknown`] for an id that is not known.
+    pub fn stop_at(&mut self, id: RequestId, num_tokens: usize) -> Result<()> {
+        self.abort(id);
+        let request = self.finished.get_mut(&id).ok_or(RequestError::Unknown { id })?;
+        request.truncate_output(num_tokens);
+        request.state = State::Finished(FinishReason::Stop);
+        request.finished = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Gives a request up; its output so far can be taken. Unknown and ended ids are left alone.
+    pub fn abort(&mut self, id: RequestId) {
+        if let Some((mut request, slot)) = self.scheduler.abort(id) {
+            if let Some(slot) = slot {
+                self.release(slot);
+            }
+            request.finished = Some(Instant::now());
+            self.finished.insert(id, request);
+        }
+        self.pending_events.retain(|event| event.request_id != id);
+    }
+
+    /// Hands over what an ended request left and forgets it.
+    ///
+    /// # Errors
+    /// [`RequestError::Unknown`] for an id that is unknown or has not ended.
+    pub fn take_output(&mut self, id: RequestId) -> Result<EngineOutput> {
+        let request = self.finished.remove(&id).ok_or(RequestError::Unknown { id })?;
+        let finish_reason = match request.state {
+            State::Finished(reason) => reason,
+            State::Waiting | State::Running { .. } => FinishReason::Abort,
+        };
+        Ok(EngineOutput {
+            request,
+            finish_reason,
+        })
+    }
+}
+
+/// Memory the operating system could give without swapping, where it says so.
+fn available_bytes() -> Option<u64> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = meminfo.lines().find(|line| line.starts_with("MemAvailable:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kib * 1024)
+}

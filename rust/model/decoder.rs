@@ -1,0 +1,307 @@
+//! The one decoder: token rows in, final hidden rows out, for every family that a [`ModelConfig`] can describe.
+//!
+//! A forward reads the caches and never changes them. What a later commit needs of its rows (keys, values, recurrent
+//! log entries, convolution inputs) stays in the [`PassTail`] until the next forward.
+
+use crate::cache::slots::SequenceCaches;
+use crate::device::{Buffer, Device};
+use crate::error::{KernelError, Result};
+use crate::kernels::Kernel;
+use crate::kernels::bf16_matmul::Epilogue;
+use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
+use crate::kernels::gate::{Gate, GateArgs, GateKind};
+use crate::kernels::paths::RowPaths;
+use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
+
+use super::config::ModelConfig;
+use super::tail::{LayerTail, PassTail};
+use super::weights::{DecoderWeights, LayerWeights, MixerWeights};
+use super::{attention, gdn};
+
+/// Activations of one pass, at a capacity that grows to the largest pass seen.
+pub(super) struct Workspace {
+    pub(super) residual: Buffer<f32>,
+    pub(super) normed: Buffer<f32>,
+    pub(super) q_projected: Buffer<f32>,
+    pub(super) k_projected: Buffer<f32>,
+    pub(super) q: Buffer<f32>,
+    pub(super) mixed: Buffer<f32>,
+    pub(super) z: Buffer<f32>,
+    pub(super) a: Buffer<f32>,
+    pub(super) b: Buffer<f32>,
+    gate: Buffer<f32>,
+    up: Buffer<f32>,
+    hidden: Buffer<f32>,
+    taps: Vec<Buffer<f32>>,
+}
+
+/// Residual-stream values of one pass, for score records.
+#[derive(Default)]
+pub struct ResidualProbe {
+    /// L2 norms entering layer 0 and after each layer, `[L + 1][rows]`.
+    pub residual_l2: Vec<Vec<f32>>,
+    /// Residual rows at the same points, `[L + 1][rows * H]`.
+    pub residuals: Vec<Vec<f32>>,
+    /// L2 norms after the final norm, `[rows]`.
+    pub final_norm_l2: Vec<f32>,
+}
+
+/// A loaded target: config, weights and the buffers of one pass.
+pub struct Decoder {
+    config: ModelConfig,
+    weights: DecoderWeights,
+    inverse_frequencies: Buffer<f32>,
+    tap_layers: Vec<usize>,
+    capacity_rows: usize,
+    workspace: Workspace,
+    tail: PassTail,
+    logits: Buffer<f32>,
+    head_rows: Buffer<f32>,
+}
+
+impl Decoder {
+    /// A decoder that keeps the residual stream after each of `tap_layers` for a drafter.
+    pub fn new(config: ModelConfig, weights: DecoderWeights, tap_layers: &[usize], device: &Device) -> Self {
+        Self {
+            inverse_frequencies: Buffer::from_slice(&config.rope.inverse_frequencies()),
+            workspace: Workspace::new(&config, tap_layers.len(), 0, device),
+            tail: PassTail::new(&config, 0, device),
+            tap_layers: tap_layers.to_vec(),
+            capacity_rows: 0,
+            logits: device.alloc(0),
+            head_rows: device.alloc(0),
+            config,
+            weights,
+        }
+    }
+
+    /// The model's config.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The model's weights; a drafter reads embedding and head.
+    pub fn weights(&self) -> &DecoderWeights {
+        &self.weights
+    }
+
+    /// Residual stream after each tapped layer, `[rows, H]` each, of the last forward.
+    pub fn taps(&self) -> &[Buffer<f32>] {
+        &self.workspace.taps
+    }
+
+    /// Runs all layers over the rows of `paths`; `probe` collects residual-stream values when given.
+    ///
+    /// # Errors
+    /// [`KernelError`] when a kernel refuses its arguments.
+    pub fn forward(
+        &mut self,
+        device: &Device,
+        token_ids: &[u32],
+        paths: &RowPaths,
+        caches: &SequenceCaches,
+        mut probe: Option<&mut ResidualProbe>,
+    ) -> Result<()> {
+        let num_rows = token_ids.len();
+        self.reserve(num_rows, device);
+        EmbedRows::run(
+            device,
+            EmbedRowsArgs {
+                table: &self.weights.embed,
+                token_ids,
+                y: &mut self.workspace.residual,
+            },
+        )?;
+        if let Some(probe) = probe.as_deref_mut() {
+            probe.observe(&self.workspace.residual, num_rows, self.config.hidden_size);
+        }
+        let mut context = LayerContext {
+            device,
+            config: &self.config,
+            inverse_frequencies: &self.inverse_frequencies,
+            paths,
+            caches,
+            num_rows,
+        };
+        for (layer, weights) in self.weights.layers.iter().enumerate() {
+            context.forward(layer, weights, &mut self.workspace, &mut self.tail.layers[layer])?;
+            for (tap, buffer) in self.tap_layers.iter().zip(&mut self.workspace.taps) {
+                if *tap == layer {
+                    let len = num_rows * self.config.hidden_size;
+                    buffer.host_mut()[..len].copy_from_slice(&self.workspace.residual.host()[..len]);
+                }
+            }
+            if let Some(probe) = probe.as_deref_mut() {
+                probe.observe(&self.workspace.residual, num_rows, self.config.hidden_size);
+            }
+        }
+        let workspace = &mut self.workspace;
+        context.norm(
+            &workspace.residual,
+            &self.weights.final_norm,
+            &mut workspace.hidden,
+        )?;
+        if let Some(probe) = probe {
+            probe.final_norm_l2 = row_norms(&workspace.hidden, num_rows, self.config.hidden_size);
+        }
+        Ok(())
+    }
+
+    /// Fp32 logits `[rows.len(), V]` of chosen rows of the last forward.
+    ///
+    /// # Errors
+    /// [`KernelError`] when a kernel refuses its arguments.
+    pub fn logits(&mut self, device: &Device, rows: &[usize]) -> Result<&Buffer<f32>, KernelError> {
+        let (h, v) = (self.config.hidden_size, self.config.vocab_size);
+        if self.logits.len() < rows.len() * v {
+            self.logits = device.alloc(rows.len() * v);
+            self.head_rows = device.alloc(rows.len() * h);
+        }
+        for (to, &from) in self.head_rows.host_mut().chunks_exact_mut(h).zip(rows) {
+            to.copy_from_slice(&self.workspace.hidden.host()[from * h..][..h]);
+        }
+        self.weights
+            .logits(device, &self.head_rows, rows.len(), &mut self.logits)?;
+        Ok(&self.logits)
+    }
+
+    /// What the last call of [`Self::logits`] computed.
+    pub fn last_logits(&self) -> &Buffer<f32> {
+        &self.logits
+    }
+
+    /// Commits the rows of one accepted path of the last forward to the caches of `slot`.
+    ///
+    /// # Errors
+    /// [`KernelError`] when a kernel refuses its arguments.
+    pub fn commit(
+        &self,
+        device: &Device,
+        caches: &mut SequenceCaches,
+        slot: usize,
+        committed_len: usize,
+        rows: &[u32],
+    ) -> Result<(), KernelError> {
+        self.tail.commit(device, caches, slot, committed_len, rows, &self.config)
+    }
+
+    fn reserve(&mut self, num_rows: usize, device: &Device) {
+        if num_rows > self.capacity_rows {
+            // Powers of two, so that a growing batch does not allocate at every step.
+            self.capacity_rows = num_rows.next_power_of_two();
+            let num_taps = self.tap_layers.len();
+            self.workspace = Workspace::new(&self.config, num_taps, self.capacity_rows, device);
+            self.tail = PassTail::new(&self.config, self.capacity_rows, device);
+        }
+    }
+}
+
+/// What the layers of one pass share.
+pub(super) struct LayerContext<'a> {
+    pub(super) device: &'a Device,
+    pub(super) config: &'a ModelConfig,
+    pub(super) inverse_frequencies: &'a Buffer<f32>,
+    pub(super) paths: &'a RowPaths,
+    pub(super) caches: &'a SequenceCaches,
+    pub(super) num_rows: usize,
+}
+
+impl LayerContext<'_> {
+    fn forward(
+        &mut self,
+        layer: usize,
+        weights: &LayerWeights,
+        workspace: &mut Workspace,
+        tail: &mut LayerTail,
+    ) -> Result<(), KernelError> {
+        self.norm(&workspace.residual, &weights.input_norm, &mut workspace.normed)?;
+        match (&weights.mixer, tail) {
+            (MixerWeights::Attention(weights), LayerTail::Attention(tail)) => {
+                attention::forward(self, layer, weights, workspace, tail)?;
+            }
+            (MixerWeights::GatedDelta(weights), LayerTail::GatedDelta(tail)) => {
+                gdn::forward(self, layer, weights, workspace, tail)?;
+            }
+            _ => unreachable!("tails are built from the config that the weights were loaded by"),
+        }
+        self.norm(
+            &workspace.residual,
+            &weights.post_attention_norm,
+            &mut workspace.normed,
+        )?;
+        let (device, n) = (self.device, self.num_rows);
+        let normed = &workspace.normed;
+        weights.gate_proj.forward(device, normed, n, &mut workspace.gate, Epilogue::Store)?;
+        weights.up_proj.forward(device, normed, n, &mut workspace.up, Epilogue::Store)?;
+        Gate::run(
+            device,
+            GateArgs {
+                kind: GateKind::SiluMultiply,
+                x: &workspace.gate,
+                x_offset: 0,
+                x_stride: self.config.intermediate_size,
+                num_vectors: n,
+                width: self.config.intermediate_size,
+                y: &mut workspace.up,
+            },
+        )?;
+        let residual = &mut workspace.residual;
+        weights.down_proj.forward(device, &workspace.up, n, residual, Epilogue::AddToOutput)
+    }
+
+    fn norm(&self, x: &Buffer<f32>, weight: &Buffer<f32>, y: &mut Buffer<f32>) -> Result<(), KernelError> {
+        RmsNorm::run(
+            self.device,
+            RmsNormArgs {
+                x,
+                x_offset: 0,
+                x_stride: self.config.hidden_size,
+                num_vectors: self.num_rows,
+                width: self.config.hidden_size,
+                weight: Some(weight),
+                eps: self.config.rms_norm_eps,
+                y,
+            },
+        )
+    }
+}
+
+impl Workspace {
+    fn new(config: &ModelConfig, num_taps: usize, rows: usize, device: &Device) -> Self {
+        let attention = &config.attention;
+        let q_width = attention.num_heads * attention.head_dim;
+        let gdn_width = |f: fn(&super::config::GdnConfig) -> usize| config.gdn.as_ref().map_or(0, f);
+        let value_width = gdn_width(|g| g.num_value_heads * g.value_dim);
+        let value_heads = gdn_width(|g| g.num_value_heads);
+        let alloc = |width: usize| device.alloc(rows * width);
+        Self {
+            residual: alloc(config.hidden_size),
+            normed: alloc(config.hidden_size),
+            q_projected: alloc(q_width * if attention.output_gate { 2 } else { 1 }),
+            k_projected: alloc(attention.num_kv_heads * attention.head_dim),
+            q: alloc(q_width),
+            mixed: alloc(q_width.max(value_width)),
+            z: alloc(value_width),
+            a: alloc(value_heads),
+            b: alloc(value_heads),
+            gate: alloc(config.intermediate_size),
+            up: alloc(config.intermediate_size),
+            hidden: alloc(config.hidden_size),
+            taps: (0..num_taps).map(|_| alloc(config.hidden_size)).collect(),
+        }
+    }
+}
+
+impl ResidualProbe {
+    fn observe(&mut self, residual: &Buffer<f32>, num_rows: usize, width: usize) {
+        self.residual_l2.push(row_norms(residual, num_rows, width));
+        self.residuals.push(residual.host()[..num_rows * width].to_vec());
+    }
+}
+
+fn row_norms(rows: &Buffer<f32>, num_rows: usize, width: usize) -> Vec<f32> {
+    rows.host()[..num_rows * width]
+        .chunks_exact(width)
+        .map(|row| row.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt() as f32)
+        .collect()
+}

@@ -1,0 +1,51 @@
+//! One Gated-DeltaNet sublayer: projections, the anchored recurrence with its convolution and gated norm, residual add.
+
+use crate::error::KernelError;
+use crate::kernels::Kernel;
+use crate::kernels::bf16_matmul::Epilogue;
+use crate::kernels::gdn_wy::{GdnWeights, GdnWy, GdnWyArgs};
+
+use super::decoder::{LayerContext, Workspace};
+use super::tail::GatedDeltaTail;
+use super::weights::GatedDeltaWeights;
+
+/// Adds the sublayer's output for `workspace.normed` to `workspace.residual`; log entries and convolution inputs stay
+/// in `tail`.
+pub(super) fn forward(
+    context: &LayerContext<'_>,
+    layer: usize,
+    weights: &GatedDeltaWeights,
+    workspace: &mut Workspace,
+    tail: &mut GatedDeltaTail,
+) -> Result<(), KernelError> {
+    let (device, n) = (context.device, context.num_rows);
+    let normed = &workspace.normed;
+    weights.in_proj_qkv.forward(device, normed, n, &mut tail.qkv, Epilogue::Store)?;
+    weights.in_proj_z.forward(device, normed, n, &mut workspace.z, Epilogue::Store)?;
+    weights.in_proj_a.forward(device, normed, n, &mut workspace.a, Epilogue::Store)?;
+    weights.in_proj_b.forward(device, normed, n, &mut workspace.b, Epilogue::Store)?;
+    let gdn = context.caches.gdn();
+    GdnWy::run(
+        device,
+        GdnWyArgs {
+            shape: gdn.shape(),
+            weights: GdnWeights {
+                conv: &weights.conv,
+                a_log: &weights.a_log,
+                dt_bias: &weights.dt_bias,
+                norm: &weights.norm,
+                norm_eps: context.config.rms_norm_eps,
+            },
+            qkv: &tail.qkv,
+            z: &workspace.z,
+            a: &workspace.a,
+            b: &workspace.b,
+            paths: context.paths,
+            cache: gdn.layer(context.caches.gdn_index(layer)),
+            tail: &mut tail.log,
+            y: &mut workspace.mixed,
+        },
+    )?;
+    let residual = &mut workspace.residual;
+    weights.out_proj.forward(device, &workspace.mixed, n, residual, Epilogue::AddToOutput)
+}

@@ -1,0 +1,112 @@
+//! What the rows of one pass leave behind for a commit: nothing of it is in the caches until a path is accepted.
+
+use crate::cache::slots::SequenceCaches;
+use crate::device::{Buffer, Device};
+use crate::error::KernelError;
+use crate::kernels::Kernel;
+use crate::kernels::append_kv::{AppendKv, AppendKvArgs};
+use crate::kernels::gdn_wy::GdnTail;
+
+use super::config::{MixerKind, ModelConfig};
+
+/// Keys (normed and rotated) and values of this pass, `[rows, kv_heads, head_dim]`.
+pub(super) struct AttentionTail {
+    pub(super) k: Buffer<f32>,
+    pub(super) v: Buffer<f32>,
+}
+
+/// Convolution inputs `[rows, C]` and recurrent log entries of this pass.
+pub(super) struct GatedDeltaTail {
+    pub(super) qkv: Buffer<f32>,
+    pub(super) log: GdnTail,
+}
+
+/// The tail of one layer, by its kind.
+pub(super) enum LayerTail {
+    Attention(AttentionTail),
+    GatedDelta(GatedDeltaTail),
+}
+
+/// The tails of all layers.
+pub(super) struct PassTail {
+    pub(super) layers: Vec<LayerTail>,
+}
+
+impl PassTail {
+    pub(super) fn new(config: &ModelConfig, rows: usize, device: &Device) -> Self {
+        let alloc = |width: usize| device.alloc(rows * width);
+        let layers = config
+            .layers
+            .iter()
+            .map(|layer| match (layer.mixer, &config.gdn) {
+                (MixerKind::GatedDelta, Some(gdn)) => {
+                    let (k_width, v_width) =
+                        (gdn.num_key_heads * gdn.key_dim, gdn.num_value_heads * gdn.value_dim);
+                    LayerTail::GatedDelta(GatedDeltaTail {
+                        qkv: alloc(2 * k_width + v_width),
+                        log: GdnTail {
+                            k: alloc(k_width),
+                            d: alloc(v_width),
+                            g: alloc(gdn.num_value_heads),
+                        },
+                    })
+                }
+                _ => {
+                    let width = config.attention.num_kv_heads * config.attention.head_dim;
+                    LayerTail::Attention(AttentionTail {
+                        k: alloc(width),
+                        v: alloc(width),
+                    })
+                }
+            })
+            .collect();
+        Self { layers }
+    }
+
+    pub(super) fn commit(
+        &self,
+        device: &Device,
+        caches: &mut SequenceCaches,
+        slot: usize,
+        committed_len: usize,
+        rows: &[u32],
+        config: &ModelConfig,
+    ) -> Result<(), KernelError> {
+        for (layer, tail) in self.layers.iter().enumerate() {
+            match tail {
+                LayerTail::Attention(tail) => {
+                    let kv_layer = caches.attention_index(layer);
+                    let (page_table, k_pages, v_pages) = caches.pages_mut(slot, kv_layer);
+                    AppendKv::run(
+                        device,
+                        AppendKvArgs {
+                            k_tail: &tail.k,
+                            v_tail: &tail.v,
+                            rows,
+                            first_position: committed_len,
+                            page_table,
+                            kv_heads: config.attention.num_kv_heads,
+                            head_dim: config.attention.head_dim,
+                            k_pages,
+                            v_pages,
+                        },
+                    )?;
+                }
+                LayerTail::GatedDelta(tail) => {
+                    let gdn_layer = caches.gdn_index(layer);
+                    caches.gdn_mut().commit(
+                        device,
+                        gdn_layer,
+                        slot,
+                        committed_len,
+                        rows,
+                        &tail.qkv,
+                        &tail.log,
+                    )?;
+                }
+            }
+        }
+        caches.advance(slot, committed_len + rows.len());
+        Ok(())
+    }
+}

@@ -1,0 +1,84 @@
+//! Engine options as given. What they come to on a model and a machine is `plan.rs`.
+
+use crate::error::OptionError;
+
+/// Most rows of one tree: ancestors fit a 64-bit mask, and a path stays within the recurrent log.
+const MAX_TREE_NODES: usize = 64;
+
+/// Everything a caller may set. Defaults live in the Python package.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Activation dtype: `auto` or `float32` on the host.
+    pub dtype: String,
+    /// `auto` or `cpu`.
+    pub device: String,
+    /// `auto` or `bf16`.
+    pub weight_format: String,
+    /// Context limit in tokens; `None` = the model's.
+    pub max_model_len: Option<usize>,
+    /// Requests that may run at once.
+    pub max_num_seqs: usize,
+    /// Share of the available memory that caches may take.
+    pub gpu_memory_utilization: f64,
+    /// Worker threads; `None` = one per core.
+    pub num_threads: Option<usize>,
+    /// End-of-sequence ids besides the model's own (the tokenizer's).
+    pub extra_eos_token_ids: Vec<u32>,
+    /// Drafter method asked for; checked against the drafter.
+    pub method: Option<String>,
+    /// Most drafted tokens on a path; `None` = the drafter's block.
+    pub num_speculative_tokens: Option<usize>,
+    /// Tree policy; `None` = the best one the drafter has scores for.
+    pub tree: Option<String>,
+    /// Rows of a verified tree, root included; `None` = the policy's usual size.
+    pub tree_nodes: Option<usize>,
+}
+
+impl EngineOptions {
+    /// Checks each option alone.
+    ///
+    /// # Errors
+    /// [`OptionError::Value`] naming option, what is allowed and what was given.
+    pub fn validate(&self) -> Result<(), OptionError> {
+        one_of("dtype", &self.dtype, &["auto", "float32"])?;
+        one_of("device", &self.device, &["auto", "cpu"])?;
+        one_of("weight_format", &self.weight_format, &["auto", "bf16"])?;
+        let value = |option, expected: &str, got: String| {
+            Err(OptionError::Value {
+                option,
+                expected: expected.into(),
+                got,
+            })
+        };
+        if !(1..=1024).contains(&self.max_num_seqs) {
+            return value("max_num_seqs", "1..=1024", self.max_num_seqs.to_string());
+        }
+        if !(self.gpu_memory_utilization > 0.0 && self.gpu_memory_utilization <= 1.0) {
+            let got = self.gpu_memory_utilization.to_string();
+            return value("gpu_memory_utilization", "above 0 and at most 1", got);
+        }
+        if self.max_model_len.is_some_and(|len| len < 2) {
+            return value("max_model_len", "at least 2", self.max_model_len.unwrap_or(0).to_string());
+        }
+        if self.num_threads == Some(0) {
+            return value("num_threads", "at least 1", "0".into());
+        }
+        if let Some(tree_nodes) = self.tree_nodes
+            && !(1..=MAX_TREE_NODES).contains(&tree_nodes)
+        {
+            return value("tree_nodes", "1..=64", tree_nodes.to_string());
+        }
+        Ok(())
+    }
+}
+
+fn one_of(option: &'static str, got: &str, allowed: &[&str]) -> Result<(), OptionError> {
+    if allowed.contains(&got) {
+        return Ok(());
+    }
+    Err(OptionError::Value {
+        option,
+        expected: format!("one of {}", allowed.join(", ")),
+        got: format!("\"{got}\""),
+    })
+}

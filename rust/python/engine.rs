@@ -1,0 +1,212 @@
+//! The engine as Python sees it: arguments are converted, the interpreter is released, and a panic becomes an
+//! `InternalError` that closes the engine.
+
+use std::panic::AssertUnwindSafe;
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::engine::{self, Record};
+use crate::error::{InternalError, Result};
+use crate::options::EngineOptions;
+use crate::request::SamplingParams;
+
+use super::outputs::{EngineOutput, ScoreRecord, StepEvent};
+
+/// A loaded deployment. Methods release the interpreter while they work and may be called from several threads.
+#[pyclass(frozen, module = "specpilot_rs._core")]
+pub struct Engine {
+    /// `None` after an internal error.
+    inner: Mutex<Option<engine::Engine>>,
+}
+
+#[pymethods]
+impl Engine {
+    #[new]
+    #[pyo3(signature = (*, model, drafter, options))]
+    fn new(py: Python<'_>, model: PathBuf, drafter: Option<PathBuf>, options: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let options = extract_options(options)?;
+        let opened = py.detach(|| {
+            catch_panic(|| engine::Engine::open(&model, drafter.as_deref(), &options))
+        })?;
+        Ok(Self {
+            inner: Mutex::new(Some(opened)),
+        })
+    }
+
+    fn describe<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let facts = self.with(py, |engine| {
+            let plan = engine.plan();
+            let config = engine.config();
+            let weights = engine.target().weights();
+            Ok(Description {
+                architecture: config.architecture.clone(),
+                vocab_size: config.vocab_size,
+                num_layers: config.layers.len(),
+                hidden_size: config.hidden_size,
+                eos_token_ids: engine.eos_token_ids().to_vec(),
+                suppress_tokens: config.suppress_tokens.clone(),
+                device: engine.device().name(),
+                num_parameters: weights.num_parameters(),
+                weight_bytes: weights.num_bytes(),
+                method: engine.drafter_method(),
+                plan: plan.clone(),
+                num_free_kv_pages: engine.num_free_kv_pages(),
+            })
+        })?;
+        facts.into_dict(py)
+    }
+
+    #[pyo3(signature = (prompt_token_ids, params, record_logits, record_rounds))]
+    fn add_request(
+        &self,
+        py: Python<'_>,
+        prompt_token_ids: Vec<u32>,
+        params: &Bound<'_, PyAny>,
+        record_logits: bool,
+        record_rounds: bool,
+    ) -> PyResult<u64> {
+        let params = SamplingParams {
+            max_tokens: params.getattr("max_tokens")?.extract()?,
+            min_tokens: params.getattr("min_tokens")?.extract()?,
+            ignore_eos: params.getattr("ignore_eos")?.extract()?,
+            stop_token_ids: params.getattr("stop_token_ids")?.extract()?,
+        };
+        let record = Record {
+            logits: record_logits,
+            rounds: record_rounds,
+        };
+        self.with(py, |engine| engine.add_request(prompt_token_ids, &params, record))
+    }
+
+    fn step(&self, py: Python<'_>) -> PyResult<Vec<StepEvent>> {
+        let events = self.with(py, engine::Engine::step)?;
+        Ok(events.into_iter().map(StepEvent::from).collect())
+    }
+
+    fn stop_at(&self, py: Python<'_>, request_id: u64, num_tokens: usize) -> PyResult<()> {
+        self.with(py, |engine| engine.stop_at(request_id, num_tokens))
+    }
+
+    fn abort(&self, py: Python<'_>, request_id: u64) -> PyResult<()> {
+        self.with(py, |engine| {
+            engine.abort(request_id);
+            Ok(())
+        })
+    }
+
+    fn take_output(&self, py: Python<'_>, request_id: u64) -> PyResult<EngineOutput> {
+        let (output, shape) = self.with(py, |engine| {
+            Ok((engine.take_output(request_id)?, engine.config().clone()))
+        })?;
+        EngineOutput::new(py, output, &shape)
+    }
+
+    fn score(&self, py: Python<'_>, prompt_token_ids: Vec<u32>) -> PyResult<ScoreRecord> {
+        let (record, shape) = self.with(py, |engine| {
+            Ok((engine.score(prompt_token_ids)?, engine.config().clone()))
+        })?;
+        ScoreRecord::new(py, record, &shape)
+    }
+
+    fn has_unfinished(&self, py: Python<'_>) -> PyResult<bool> {
+        self.with(py, |engine| Ok(engine.has_unfinished()))
+    }
+}
+
+impl Engine {
+    /// Runs `work` on the engine with the interpreter released; a panic in it closes the engine.
+    fn with<R: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut engine::Engine) -> Result<R> + Send,
+    ) -> PyResult<R> {
+        let result = py.detach(|| {
+            // `catch_panic` below keeps panics from poisoning the lock; a poisoned one would still hold a valid option.
+            let mut inner = self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let engine = inner.as_mut().ok_or(InternalError::Closed)?;
+            let result = catch_panic(|| work(engine));
+            if let Err(crate::error::Error::Internal(_)) = result {
+                *inner = None;
+            }
+            result
+        });
+        Ok(result?)
+    }
+}
+
+fn catch_panic<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
+    // Unwind safety: whoever sees a panic drops the value that `work` was changing.
+    std::panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let message = panic
+            .downcast_ref::<String>()
+            .cloned()
+            .or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()))
+            .unwrap_or_else(|| "no message".to_owned());
+        Err(InternalError::Panicked { message }.into())
+    })
+}
+
+fn extract_options(options: &Bound<'_, PyAny>) -> PyResult<EngineOptions> {
+    Ok(EngineOptions {
+        dtype: options.getattr("dtype")?.extract()?,
+        device: options.getattr("device")?.extract()?,
+        weight_format: options.getattr("weight_format")?.extract()?,
+        max_model_len: options.getattr("max_model_len")?.extract()?,
+        max_num_seqs: options.getattr("max_num_seqs")?.extract()?,
+        gpu_memory_utilization: options.getattr("gpu_memory_utilization")?.extract()?,
+        num_threads: options.getattr("num_threads")?.extract()?,
+        extra_eos_token_ids: options.getattr("extra_eos_token_ids")?.extract()?,
+        method: options.getattr("method")?.extract()?,
+        num_speculative_tokens: options.getattr("num_speculative_tokens")?.extract()?,
+        tree: options.getattr("tree")?.extract()?,
+        tree_nodes: options.getattr("tree_nodes")?.extract()?,
+    })
+}
+
+struct Description {
+    architecture: String,
+    vocab_size: usize,
+    num_layers: usize,
+    hidden_size: usize,
+    eos_token_ids: Vec<u32>,
+    suppress_tokens: Vec<u32>,
+    device: &'static str,
+    num_parameters: usize,
+    weight_bytes: usize,
+    method: Option<&'static str>,
+    plan: crate::plan::EnginePlan,
+    num_free_kv_pages: usize,
+}
+
+impl Description {
+    fn into_dict(self, py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+        let dict = PyDict::new(py);
+        dict.set_item("architecture", self.architecture)?;
+        dict.set_item("vocab_size", self.vocab_size)?;
+        dict.set_item("num_layers", self.num_layers)?;
+        dict.set_item("hidden_size", self.hidden_size)?;
+        dict.set_item("num_parameters", self.num_parameters)?;
+        dict.set_item("weight_bytes", self.weight_bytes)?;
+        dict.set_item("weight_format", "bf16")?;
+        dict.set_item("eos_token_ids", self.eos_token_ids)?;
+        dict.set_item("suppress_tokens", self.suppress_tokens)?;
+        dict.set_item("dtype", "float32")?;
+        dict.set_item("device", self.device)?;
+        dict.set_item("isa", format!("{:?}", crate::kernels::simd::isa()).to_lowercase())?;
+        dict.set_item("max_model_len", self.plan.max_model_len)?;
+        dict.set_item("max_num_seqs", self.plan.max_num_seqs)?;
+        dict.set_item("max_step_rows", self.plan.max_step_rows)?;
+        dict.set_item("num_kv_pages", self.plan.num_kv_pages)?;
+        dict.set_item("num_free_kv_pages", self.num_free_kv_pages)?;
+        dict.set_item("kv_page_bytes", self.plan.kv_page_bytes)?;
+        dict.set_item("method", self.method)?;
+        let speculating = self.method.is_some();
+        dict.set_item("tree", speculating.then(|| self.plan.tree.policy.name()))?;
+        dict.set_item("tree_nodes", self.plan.tree.tree_nodes)?;
+        dict.set_item("num_speculative_tokens", self.plan.tree.num_draft_tokens)?;
+        Ok(dict)
+    }
+}

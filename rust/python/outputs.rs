@@ -1,0 +1,166 @@
+//! Outputs as Python sees them: read-only classes and numpy arrays.
+
+use numpy::{PyArray, PyArray1, PyArrayMethods};
+use pyo3::prelude::*;
+
+use crate::engine;
+use crate::model::config::ModelConfig;
+use crate::request;
+use crate::stream;
+
+/// News of one request after a step.
+#[pyclass(frozen, get_all, module = "specpilot_rs._core")]
+pub struct StepEvent {
+    request_id: u64,
+    new_token_ids: Vec<u32>,
+    finish_reason: Option<&'static str>,
+    num_prompt_tokens_done: usize,
+}
+
+impl From<stream::StepEvent> for StepEvent {
+    fn from(event: stream::StepEvent) -> Self {
+        Self {
+            request_id: event.request_id,
+            new_token_ids: event.new_token_ids,
+            finish_reason: event.finish_reason.map(request::FinishReason::as_str),
+            num_prompt_tokens_done: event.num_prompt_tokens_done,
+        }
+    }
+}
+
+/// Counts and times of one request.
+#[pyclass(frozen, get_all, module = "specpilot_rs._core")]
+pub struct EngineMetrics {
+    num_prompt_passes: usize,
+    num_target_passes: usize,
+    num_draft_tokens: usize,
+    num_accepted_tokens: usize,
+    num_decoded_tokens: usize,
+    acceptance_histogram: Vec<usize>,
+    per_position_draft: Vec<usize>,
+    per_position_accepted: Vec<usize>,
+    time_to_first_token_s: f64,
+    decode_time_s: f64,
+}
+
+impl From<request::Metrics> for EngineMetrics {
+    fn from(metrics: request::Metrics) -> Self {
+        Self {
+            num_prompt_passes: metrics.num_prompt_passes,
+            num_target_passes: metrics.num_target_passes,
+            num_draft_tokens: metrics.num_draft_tokens,
+            num_accepted_tokens: metrics.num_accepted_tokens,
+            num_decoded_tokens: metrics.num_decoded_tokens,
+            acceptance_histogram: metrics.acceptance_histogram,
+            per_position_draft: metrics.per_position_draft,
+            per_position_accepted: metrics.per_position_accepted,
+            time_to_first_token_s: metrics.time_to_first_token_s,
+            decode_time_s: metrics.decode_time_s,
+        }
+    }
+}
+
+/// What one decode pass drafted and accepted.
+#[pyclass(frozen, get_all, module = "specpilot_rs._core")]
+pub struct RoundRecord {
+    anchor_position: usize,
+    draft_token_ids: Vec<u32>,
+    parents: Vec<i64>,
+    num_accepted: usize,
+}
+
+impl From<request::DecodePass> for RoundRecord {
+    fn from(pass: request::DecodePass) -> Self {
+        Self {
+            anchor_position: pass.anchor_position,
+            draft_token_ids: pass.draft_token_ids,
+            parents: pass
+                .parents
+                .into_iter()
+                .map(|parent| parent.map_or(-1, |p| p as i64))
+                .collect(),
+            num_accepted: pass.num_accepted,
+        }
+    }
+}
+
+/// Fp32 values of recorded rows.
+#[pyclass(frozen, get_all, module = "specpilot_rs._core")]
+pub struct ScoreRecord {
+    logits: Py<PyAny>,
+    residual_l2: Py<PyAny>,
+    final_norm_l2: Py<PyAny>,
+    last_residuals: Py<PyAny>,
+    gdn_state: Option<Py<PyAny>>,
+}
+
+impl ScoreRecord {
+    pub(super) fn new(py: Python<'_>, record: request::ScoreRecord, config: &ModelConfig) -> PyResult<Self> {
+        let (t, points) = (record.num_rows, config.layers.len() + 1);
+        // Recorded row by row; Python gets one row of norms per layer.
+        let residual_l2: Vec<f32> = (0..points)
+            .flat_map(|point| record.residual_l2.iter().skip(point).step_by(points).copied())
+            .collect();
+        let gdn_state = match (record.gdn_state, &config.gdn) {
+            (Some(state), Some(gdn)) => {
+                let per_layer = gdn.num_value_heads * gdn.key_dim * gdn.value_dim;
+                let shape = [state.len() / per_layer, gdn.num_value_heads, gdn.key_dim, gdn.value_dim];
+                Some(array(py, state, shape)?)
+            }
+            _ => None,
+        };
+        let last_rows = record.last_residuals.len() / config.hidden_size;
+        Ok(Self {
+            logits: array(py, record.logits, [t, config.vocab_size])?,
+            residual_l2: array(py, residual_l2, [points, t])?,
+            final_norm_l2: array(py, record.final_norm_l2, [t])?,
+            last_residuals: array(py, record.last_residuals, [last_rows, config.hidden_size])?,
+            gdn_state,
+        })
+    }
+}
+
+fn array<const D: usize>(py: Python<'_>, values: Vec<f32>, shape: [usize; D]) -> PyResult<Py<PyAny>>
+where
+    [usize; D]: numpy::ndarray::IntoDimension<Dim = numpy::ndarray::Dim<[usize; D]>>,
+    numpy::ndarray::Dim<[usize; D]>: numpy::ndarray::Dimension,
+{
+    let reshaped: Bound<'_, PyArray<f32, _>> = PyArray1::from_vec(py, values).reshape(shape)?;
+    Ok(reshaped.into_any().unbind())
+}
+
+/// What an ended request leaves.
+#[pyclass(frozen, get_all, module = "specpilot_rs._core")]
+pub struct EngineOutput {
+    token_ids: Vec<u32>,
+    finish_reason: &'static str,
+    stop_token_id: Option<u32>,
+    metrics: Py<EngineMetrics>,
+    record: Option<Py<ScoreRecord>>,
+    rounds: Option<Vec<Py<RoundRecord>>>,
+}
+
+impl EngineOutput {
+    pub(super) fn new(py: Python<'_>, output: engine::EngineOutput, config: &ModelConfig) -> PyResult<Self> {
+        let request = output.request;
+        let record = match request.record_from {
+            Some(_) => Some(Py::new(py, ScoreRecord::new(py, request.record.clone(), config)?)?),
+            None => None,
+        };
+        let rounds = request
+            .record_rounds
+            .then(|| {
+                let rounds = request.passes.iter().cloned();
+                rounds.map(|pass| Py::new(py, RoundRecord::from(pass))).collect()
+            })
+            .transpose()?;
+        Ok(Self {
+            token_ids: request.output().to_vec(),
+            finish_reason: output.finish_reason.as_str(),
+            stop_token_id: request.stop_token_id(),
+            metrics: Py::new(py, EngineMetrics::from(request.metrics()))?,
+            record,
+            rounds,
+        })
+    }
+}

@@ -1,0 +1,118 @@
+//! First come, first served: waiting requests take slots in order, running ones share each step's rows.
+
+use std::collections::VecDeque;
+
+use crate::request::{FinishReason, Request, RequestId, State};
+use crate::step::types::{Batch, BatchEntry, Work};
+
+use super::rows::share_rows;
+
+/// Requests that wait and requests that run.
+#[derive(Default)]
+pub struct Scheduler {
+    waiting: VecDeque<Request>,
+    running: Vec<Request>,
+    first: usize,
+}
+
+impl Scheduler {
+    /// Queues a request.
+    pub fn submit(&mut self, request: Request) {
+        self.waiting.push_back(request);
+    }
+
+    /// The running requests; batch entries index this list.
+    pub fn running_mut(&mut self) -> &mut [Request] {
+        &mut self.running
+    }
+
+    /// Whether nothing waits and nothing runs.
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty()
+    }
+
+    /// Admits waiting requests in order while `take_slot` finds room for their cache positions, then gives every
+    /// running request its share of `max_rows`.
+    pub fn next_batch(
+        &mut self,
+        max_rows: usize,
+        tree_nodes: usize,
+        mut take_slot: impl FnMut(usize) -> Option<usize>,
+    ) -> Batch {
+        while let Some(request) = self.waiting.front() {
+            let Some(slot) = take_slot(request.num_cache_positions()) else {
+                break;
+            };
+            if let Some(mut request) = self.waiting.pop_front() {
+                request.state = State::Running { slot };
+                self.running.push(request);
+            }
+        }
+        let (shares, next_first) = share_rows(&self.running, self.first, max_rows, tree_nodes);
+        self.first = next_first;
+        let entries = shares
+            .into_iter()
+            .filter_map(|(index, rows)| batch_entry(index, &self.running[index], rows))
+            .collect();
+        Batch { entries }
+    }
+
+    /// Takes ended requests out of the running list, in order.
+    pub fn take_finished(&mut self) -> Vec<Request> {
+        let is_finished = |request: &mut Request| matches!(request.state, State::Finished(_));
+        let finished: Vec<_> = self.running.extract_if(.., is_finished).collect();
+        if !finished.is_empty() {
+            self.first = 0;
+        }
+        finished
+    }
+
+    /// Takes a request out, wherever it is, as aborted. Gives its slot when it held one.
+    pub fn abort(&mut self, id: RequestId) -> Option<(Request, Option<usize>)> {
+        let mut request = if let Some(i) = self.waiting.iter().position(|r| r.id == id) {
+            self.waiting.remove(i)?
+        } else {
+            let i = self.running.iter().position(|r| r.id == id)?;
+            self.first = 0;
+            self.running.remove(i)
+        };
+        let slot = match request.state {
+            State::Running { slot } => Some(slot),
+            _ => None,
+        };
+        request.state = State::Finished(FinishReason::Abort);
+        Some((request, slot))
+    }
+
+    /// Ids of all requests that wait or run.
+    pub fn ids(&self) -> Vec<RequestId> {
+        self.running.iter().chain(&self.waiting).map(|r| r.id).collect()
+    }
+}
+
+fn batch_entry(index: usize, request: &Request, rows: usize) -> Option<BatchEntry> {
+    let State::Running { slot } = request.state else {
+        return None;
+    };
+    let committed_len = request.committed_len;
+    let work = if request.in_prompt() {
+        let end = committed_len + rows;
+        Work::Prompt {
+            token_ids: request.token_ids[committed_len..end].to_vec(),
+            completes: end == request.num_prompt_tokens,
+        }
+    } else {
+        Work::Decode {
+            anchor_token: request.token_ids[committed_len],
+            max_rows: rows,
+            // The last token of a request is always the target's own: a draft for it would be wasted.
+            max_draft_tokens: request.num_tokens_left() - 1,
+        }
+    };
+    Some(BatchEntry {
+        index,
+        slot,
+        committed_len,
+        work,
+    })
+}

@@ -1,0 +1,77 @@
+//! The row budget that all running requests share: pure arithmetic.
+
+use crate::kernels::paths::MAX_PATH_ROWS;
+use crate::request::Request;
+
+/// Rows that `request` could use in the next step.
+fn wanted_rows(request: &Request, tree_nodes: usize) -> usize {
+    if request.in_prompt() {
+        (request.num_prompt_tokens - request.committed_len).min(MAX_PATH_ROWS)
+    } else {
+        tree_nodes
+    }
+}
+
+/// Shares `max_rows` in the order of `requests`, starting with number `first` and wrapping around. Gives `(index,
+/// rows)` per served request and the number that should go first next time. A request is served whole or, when it is
+/// the first to be short, with what is left; what it gets never changes its tokens, only how many come at once.
+pub fn share_rows(
+    requests: &[Request],
+    first: usize,
+    max_rows: usize,
+    tree_nodes: usize,
+) -> (Vec<(usize, usize)>, usize) {
+    let mut left = max_rows;
+    let mut shares = Vec::with_capacity(requests.len());
+    for offset in 0..requests.len() {
+        let index = (first + offset) % requests.len();
+        if left == 0 {
+            return (shares, index);
+        }
+        let rows = wanted_rows(&requests[index], tree_nodes).min(left);
+        left -= rows;
+        shares.push((index, rows));
+    }
+    (shares, first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::{SamplingParams, State};
+
+    fn requests() -> Vec<Request> {
+        [(100, 0), (100, 90), (5, 5), (5, 7)]
+            .into_iter()
+            .enumerate()
+            .map(|(id, (num_prompt_tokens, committed_len))| {
+                let params = SamplingParams {
+                    max_tokens: Some(10),
+                    min_tokens: 0,
+                    ignore_eos: true,
+                    stop_token_ids: vec![],
+                };
+                let mut request = Request::new(id as u64, vec![0; num_prompt_tokens], &params, &Default::default());
+                request.committed_len = committed_len;
+                request.state = State::Running { slot: id };
+                request
+            })
+            .collect()
+    }
+
+    #[test]
+    fn everyone_is_served_when_rows_suffice() {
+        let (shares, next) = share_rows(&requests(), 0, 256, 32);
+        assert_eq!(shares, [(0, 64), (1, 10), (2, 32), (3, 32)]);
+        assert_eq!(next, 0);
+    }
+
+    #[test]
+    fn a_short_budget_goes_round() {
+        let (shares, next) = share_rows(&requests(), 0, 80, 32);
+        assert_eq!(shares, [(0, 64), (1, 10), (2, 6)]);
+        assert_eq!(next, 3);
+        let (shares, _) = share_rows(&requests(), next, 80, 32);
+        assert_eq!(shares, [(3, 32), (0, 48)]);
+    }
+}

@@ -1,0 +1,119 @@
+//! Commit stage: accepted rows to the caches, tokens to the requests, records and counters. Everything not accepted
+//! is simply not committed: the caches were never changed by the pass.
+
+use std::time::Instant;
+
+use crate::error::Result;
+use crate::request::{DecodePass, Request, State};
+
+use super::decode_step::ModelPair;
+use super::tree::TokenTree;
+use super::types::{Accepted, AcceptedPath, BatchEntry, Committed, CommittedEntry, RowRecords, Work};
+
+/// Commits every entry's path.
+///
+/// # Errors
+/// Whatever a kernel or the drafter refuses.
+pub fn commit(pair: &mut ModelPair, requests: &mut [Request], accepted: Accepted) -> Result<Committed> {
+    let Accepted {
+        batch,
+        trees,
+        accepted,
+        records,
+    } = accepted;
+    let mut entries = Vec::with_capacity(accepted.len());
+    for ((entry, tree), path) in batch.entries.iter().zip(&trees).zip(accepted) {
+        let ModelPair {
+            device,
+            target,
+            caches,
+            drafter,
+        } = pair;
+        target.commit(device, caches, entry.slot, entry.committed_len, &path.rows)?;
+        if let (Some(drafter), None) = (drafter, path.finish) {
+            drafter.extend_context(device, entry.slot, entry.committed_len, target.taps(), &path.rows)?;
+        }
+        let request = &mut requests[entry.index];
+        if let Some(records) = &records {
+            record_rows(request, entry, &path.rows, records, pair);
+        }
+        update(request, entry, tree, &path);
+        if path.finish.is_some() && request.record_from.is_some() {
+            request.record.gdn_state = pair.caches.gdn_state(entry.slot, request.committed_len);
+        }
+        entries.push(CommittedEntry {
+            index: entry.index,
+            new_token_ids: path.new_token_ids,
+            finish: path.finish,
+        });
+    }
+    Ok(Committed { entries })
+}
+
+fn update(request: &mut Request, entry: &BatchEntry, tree: &TokenTree, path: &AcceptedPath) {
+    let now = Instant::now();
+    request.committed_len += path.rows.len();
+    request.token_ids.extend_from_slice(&path.new_token_ids);
+    match entry.work {
+        Work::Prompt { .. } => request.num_prompt_passes += 1,
+        Work::Decode { .. } => request.passes.push(DecodePass {
+            anchor_position: entry.committed_len,
+            draft_token_ids: tree.token_ids[1..].to_vec(),
+            // Row 0 is the root, so a parent of a draft is the root or draft number row - 1.
+            parents: tree.parents[1..]
+                .iter()
+                .map(|parent| parent.and_then(|row| row.checked_sub(1)))
+                .collect(),
+            draft_depth: tree.max_depth(),
+            num_accepted: path.num_accepted,
+            num_emitted: path.new_token_ids.len(),
+        }),
+    }
+    if !path.new_token_ids.is_empty() {
+        request.first_token.get_or_insert(now);
+    }
+    if let Some(reason) = path.finish {
+        request.state = State::Finished(reason);
+        request.finished = Some(now);
+    }
+}
+
+fn record_rows(
+    request: &mut Request,
+    entry: &BatchEntry,
+    rows: &[u32],
+    records: &RowRecords,
+    pair: &ModelPair,
+) {
+    let Some(from) = request.record_from else {
+        return;
+    };
+    let config = pair.target.config();
+    let (vocab_size, hidden_size) = (config.vocab_size, config.hidden_size);
+    let logits = pair.target.last_logits();
+    for (i, &row) in rows.iter().enumerate() {
+        let row = row as usize;
+        if entry.committed_len + i < from {
+            continue;
+        }
+        let Some(logit_row) = records.logit_rows[row] else {
+            continue;
+        };
+        let record = &mut request.record;
+        record.num_rows += 1;
+        record
+            .logits
+            .extend_from_slice(&logits.host()[logit_row * vocab_size..][..vocab_size]);
+        record
+            .residual_l2
+            .extend(records.probe.residual_l2.iter().map(|norms| norms[row]));
+        record.final_norm_l2.push(records.probe.final_norm_l2[row]);
+        record.last_residuals = records
+            .probe
+            .residuals
+            .iter()
+            .flat_map(|rows| &rows[row * hidden_size..][..hidden_size])
+            .copied()
+            .collect();
+    }
+}

@@ -1,0 +1,42 @@
+"""Fixtures shared by all tests: paths, benchmark prompts, and lines for the closing report."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+FIXTURES = Path(__file__).parent / "fixtures"
+PROMPT_SETS = ("gsm8k", "humaneval", "mbpp", "mt_bench", "spec_bench")
+REPORT = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config):
+    config.stash[REPORT] = []
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    lines = config.stash[REPORT]
+    if lines:
+        terminalreporter.section("measured")
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def report(pytestconfig):
+    """A function that adds a line to the report printed after all tests."""
+    return pytestconfig.stash[REPORT].append
+
+
+@pytest.fixture(scope="session")
+def benchmark_prompts():
+    """A function giving the first `count` prompts of each benchmark set, in the demo model's chat format."""
+
+    def load(count):
+        prompts = []
+        for name in PROMPT_SETS:
+            lines = (FIXTURES / "prompts" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+            prompts += [f"Question: {json.loads(line)['prompt']}\nAnswer:" for line in lines[:count]]
+        return prompts
+
+    return load

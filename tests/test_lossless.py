@@ -1,0 +1,173 @@
+"""The promise: speculation never changes a token, nor a bit of a committed position's logits.
+
+Everything is compared with plain decoding, one request at a time, on 60 benchmark prompts.
+"""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import specpilot_rs
+from specpilot_rs import LLM, SamplingParams, _core
+from specpilot_rs.options import EngineOptions
+
+from .conftest import FIXTURES
+
+NUM_TOKENS = 64
+DFLASH = {"model": str(FIXTURES / "demo" / "dflash")}
+DFLASH2 = {"method": "dflash2"}
+PARAMS = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+
+
+def demo(speculative_config, **options):
+    return LLM.demo(speculative_config=speculative_config, max_model_len=2048, **options)
+
+
+@pytest.fixture(scope="module")
+def prompts(benchmark_prompts):
+    return benchmark_prompts(12)
+
+
+@pytest.fixture(scope="module")
+def plain(prompts):
+    """Token ids, logits and final recurrent state of plain decoding, one request at a time."""
+    llm = demo(None, max_num_seqs=1)
+    outputs = llm.generate(prompts, PARAMS, use_tqdm=False, record_logits=True)
+    assert all(len(o.outputs[0].token_ids) == NUM_TOKENS for o in outputs)
+    assert all(o.metrics.num_target_passes == NUM_TOKENS - 1 for o in outputs)
+    return outputs
+
+
+def assert_identical(outputs, plain):
+    for output, want in zip(outputs, plain, strict=True):
+        assert output.outputs[0].token_ids == want.outputs[0].token_ids
+        # Bit patterns, so that zeros of either sign and NaNs count too.
+        np.testing.assert_array_equal(output.record.logits.view(np.uint32), want.record.logits.view(np.uint32))
+        np.testing.assert_array_equal(
+            output.record.residual_l2.view(np.uint32), want.record.residual_l2.view(np.uint32)
+        )
+        np.testing.assert_array_equal(
+            output.record.gdn_state.view(np.uint32), want.record.gdn_state.view(np.uint32)
+        )
+
+
+def mean_acceptance_length(outputs):
+    tokens = sum(len(o.outputs[0].token_ids) - 1 for o in outputs)
+    return tokens / sum(o.metrics.num_target_passes for o in outputs)
+
+
+@pytest.mark.parametrize("tree_nodes", [1, 7, 16, 32, 64])
+@pytest.mark.parametrize(
+    ("drafter", "tree"),
+    [
+        pytest.param(DFLASH2, "chain", id="dflash2-chain"),
+        pytest.param(DFLASH, "ddtree", id="dflash-ddtree"),
+        pytest.param(DFLASH2, "conditional", id="dflash2-conditional"),
+    ],
+)
+def test_speculation_changes_no_bit(drafter, tree, tree_nodes, prompts, plain, report):
+    llm = demo({**drafter, "tree": tree, "tree_nodes": tree_nodes}, max_num_seqs=8)
+    outputs = llm.generate(prompts, PARAMS, use_tqdm=False, record_logits=True)
+    assert_identical(outputs, plain)
+    tau = mean_acceptance_length(outputs)
+    assert tau == 1.0 if tree_nodes == 1 else tau > 1.5
+    name = llm.describe()["method"]
+    report(f"tau {name:8} {tree:12} {tree_nodes:3} rows asked, {llm.describe()['tree_nodes']:3} used: {tau:.3f}")
+
+
+@pytest.mark.parametrize("drafter", [DFLASH, DFLASH2], ids=["dflash", "dflash2"])
+def test_other_pairings_of_drafter_and_tree(drafter, prompts, plain):
+    for tree in ("chain", "ddtree"):
+        llm = demo({**drafter, "tree": tree, "tree_nodes": 12}, max_num_seqs=3)
+        outputs = llm.generate(prompts[::4], PARAMS, use_tqdm=False, record_logits=True)
+        assert_identical(outputs, plain[::4])
+
+
+def test_tree_beats_chain(prompts, report):
+    tau = {}
+    for tree, tree_nodes in (("chain", 16), ("conditional", 32)):
+        llm = demo({**DFLASH2, "tree": tree, "tree_nodes": tree_nodes})
+        tau[tree] = mean_acceptance_length(llm.generate(prompts, PARAMS, use_tqdm=False))
+    report(f"tau on 60 prompts, dflash2: chain {tau['chain']:.3f}, 32-node tree {tau['conditional']:.3f}")
+    assert tau["conditional"] > tau["chain"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_batch_mates_and_arrival_order_change_nothing(seed, prompts, plain):
+    """Nine requests of different lengths, arriving at random steps, one of them aborted on the way."""
+    order = random.Random(seed)
+    chosen = order.sample(range(len(prompts)), 9)
+    llm = demo({**DFLASH2, "tree_nodes": order.choice([5, 16, 32])}, max_num_seqs=5)
+    engine = llm._engine
+    waiting = [(i, order.choice([9, 33, NUM_TOKENS])) for i in chosen]
+    doomed = chosen[order.randrange(9)]
+    running = {}
+    finished = {}
+    while waiting or engine.has_unfinished():
+        if waiting and (order.random() < 0.4 or not engine.has_unfinished()):
+            index, max_tokens = waiting.pop()
+            ids = llm.get_tokenizer().encode(prompts[index])
+            params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+            running[engine.add_request(ids, params, True, False)] = (index, max_tokens)
+        for event in engine.step():
+            index, max_tokens = running[event.request_id]
+            if index == doomed and event.new_token_ids:
+                engine.abort(event.request_id)
+                engine.take_output(event.request_id)
+            elif event.finish_reason:
+                finished[index] = (max_tokens, engine.take_output(event.request_id))
+    assert sorted([*finished, doomed]) == sorted(chosen)
+    for index, (max_tokens, output) in finished.items():
+        assert output.token_ids == plain[index].outputs[0].token_ids[:max_tokens]
+        want = plain[index].record.logits[:max_tokens]
+        np.testing.assert_array_equal(output.record.logits.view(np.uint32), want.view(np.uint32))
+
+
+def test_prompt_chunks_and_decoding_agree(prompts, plain):
+    """A prompt that holds another request's text gives the bits that decoding gave."""
+    llm = demo(None)
+    tokenizer = llm.get_tokenizer()
+    for prompt, want in zip(prompts[::6], plain[::6], strict=True):
+        prompt_ids = tokenizer.encode(prompt)
+        scored = llm.score([*prompt_ids, *want.outputs[0].token_ids[:-1]])
+        np.testing.assert_array_equal(
+            scored.logits[len(prompt_ids) - 1 :].view(np.uint32), want.record.logits.view(np.uint32)
+        )
+        np.testing.assert_array_equal(
+            scored.gdn_state.view(np.uint32), want.record.gdn_state.view(np.uint32)
+        )
+
+
+def test_number_of_threads_changes_nothing(prompts, plain):
+    options = EngineOptions(num_threads=1, max_model_len=2048)
+    target = Path(specpilot_rs.__file__).parent / "demo" / "target"
+    engine = _core.Engine(model=str(target), drafter=None, options=options)
+    ids = demo(None).get_tokenizer().encode(prompts[0])
+    request = engine.add_request(ids, PARAMS, True, False)
+    while engine.has_unfinished():
+        engine.step()
+    output = engine.take_output(request)
+    np.testing.assert_array_equal(
+        output.record.logits.view(np.uint32), plain[0].record.logits.view(np.uint32)
+    )
+
+
+@pytest.mark.parametrize("tree", [None, {**DFLASH2, "tree_nodes": 32}], ids=["plain", "conditional"])
+def test_long_multi_turn_state_equals_one_prompt(tree, prompts):
+    """Turns appended one after another, each decoded, end in the state that one long prompt gives."""
+    llm = demo(tree)
+    tokenizer = llm.get_tokenizer()
+    ids = []
+    for prompt in prompts[:6]:
+        ids += tokenizer.encode(prompt)
+        request = [{"prompt_token_ids": ids}]
+        params = SamplingParams(max_tokens=40, ignore_eos=True)
+        output = llm.generate(request, params, use_tqdm=False, record_logits=True)[0]
+        ids = ids + output.outputs[0].token_ids
+        scored = llm.score(ids[:-1])
+        np.testing.assert_array_equal(
+            output.record.gdn_state.view(np.uint32), scored.gdn_state.view(np.uint32)
+        )
+    assert len(ids) > 600
