@@ -1,1 +1,296 @@
+//! Demo and published configs, both key layouts, and what is refused: always by file, key or tensor, expected and got.
 
+use std::path::PathBuf;
+
+use serde_json::Map;
+
+use super::super::method::MethodKind;
+use super::*;
+use crate::drafter::tests::{demo, dflash_copy, dflash2_copy};
+use crate::error::{CheckpointError, DrafterError};
+use crate::model::config::RopeScaling;
+use crate::weights::raw_safetensors::{RawTensor, copy, edit_json, edit_tensors};
+
+const WEIGHTS: &str = "model.safetensors";
+
+fn refused(dir: &Path) -> Error {
+    DrafterConfig::read(dir).expect_err("should be refused")
+}
+
+#[track_caller]
+fn assert_says(error: &Error, parts: &[&str]) {
+    let message = error.to_string();
+    for part in parts {
+        assert!(message.contains(part), "`{part}` not in: {message}");
+    }
+}
+
+/// Reads a config without tensors.
+fn from_json(kind: MethodKind, config: &Value) -> Result<DrafterConfig, ConfigError> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config.json");
+    std::fs::write(&path, config.to_string()).unwrap();
+    let file = ConfigFile::read(&path)?;
+    DrafterConfig::from_keys(&Keys::new(file.root())?, kind)
+}
+
+fn demo_json() -> Value {
+    let path = demo("dflash").join("config.json");
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+fn section<'a>(config: &'a mut Value, key: &str) -> &'a mut Map<String, Value> {
+    config[key].as_object_mut().unwrap()
+}
+
+#[test]
+fn the_demo_drafters_are_read() {
+    let dflash = DrafterConfig::read(&demo("dflash")).unwrap();
+    assert_eq!(dflash.method, Method::DFlash);
+    assert_eq!(dflash.target_layer_ids, [1, 4, 6]);
+    assert_eq!((dflash.block_size, dflash.mask_token_id), (16, 3));
+    assert_eq!((dflash.rope.theta, dflash.rope.rotary_dim), (1e4, 64));
+    let bidirectional = DraftLayerConfig {
+        causal: false,
+        window: None,
+    };
+    assert_eq!(dflash.layers, [bidirectional; 2]);
+    let dflash2 = DrafterConfig::read(&demo("dflash2")).unwrap();
+    let selector = SelectorConfig {
+        conv_kernel_size: 2,
+        conv_group_size: 16,
+        rank: 64,
+        top_k: 16,
+        vocab_size: 8192,
+    };
+    assert_eq!(dflash2.method, Method::DFlash2(selector));
+}
+
+/// Sizes and number of tensors of a published DFlash2 drafter whose file header is known.
+#[test]
+fn a_published_config_gives_the_published_tensors() {
+    let config = json!({
+        "hidden_size": 6656, "intermediate_size": 19968, "num_hidden_layers": 5, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5, "vocab_size": 202048,
+        "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "sliding_attention",
+                        "sliding_attention"],
+        "sliding_window": 2048, "is_causal": false, "num_target_layers": 52,
+        "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"},
+        "dflash_config": {
+            "block_size": 16, "mask_token_id": 201818, "target_layer_ids": [1, 13, 25, 37, 49],
+            "conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16,
+            "final_logit_softcapping": 20.0, "output_multiplier": 0.19611613513818404
+        }
+    });
+    let config = from_json(MethodKind::DFlash2, &config).unwrap();
+    let tensors = config.tensors();
+    assert_eq!(tensors.len(), 81);
+    let shape = |name: &str| &tensors.iter().find(|(n, _)| n == name).unwrap().1[..];
+    assert_eq!(shape("fc.weight"), [6656, 33280]);
+    assert_eq!(shape("layers.4.attention_conv.base_kernel"), [2, 2, 6656]);
+    assert_eq!(shape("layers.0.mlp_conv.kernel_projection.weight"), [1664, 6656]);
+    assert_eq!(shape("candidate_selector.successor_codebook"), [202048, 256]);
+    let sliding = DraftLayerConfig {
+        causal: false,
+        window: Some(2048),
+    };
+    assert_eq!(config.layers, [sliding; 5]);
+    assert_eq!(config.logit_shape.softcap, Some(20.0));
+    assert_eq!(config.logit_shape.multiplier, 0.196_116_13);
+}
+
+#[test]
+fn older_files_keep_keys_at_the_top() {
+    let mut config = demo_json();
+    let nested = section(&mut config, "dflash_config").clone();
+    let root = config.as_object_mut().unwrap();
+    root.remove("dflash_config");
+    root.remove("rope_parameters");
+    root.extend(nested);
+    root.insert("rope_theta".into(), json!(1e6));
+    root.insert("final_logit_softcapping".into(), json!(30.0));
+    let read = from_json(MethodKind::DFlash, &config).unwrap();
+    assert_eq!((read.block_size, read.mask_token_id), (16, 3));
+    assert_eq!(read.target_layer_ids, [1, 4, 6]);
+    assert_eq!((read.rope.theta, &read.rope.scaling), (1e6, &RopeScaling::None));
+    assert_eq!(read.logit_shape.softcap, Some(30.0));
+}
+
+#[test]
+fn levels_that_disagree_are_refused() {
+    let mut config = demo_json();
+    config["block_size"] = json!(8);
+    let error = from_json(MethodKind::DFlash, &config).unwrap_err().into();
+    assert_says(&error, &["dflash_config.block_size", "8", "16"]);
+    config["block_size"] = json!(16);
+    from_json(MethodKind::DFlash, &config).unwrap();
+}
+
+#[test]
+fn causality_and_windows_follow_the_order_of_precedence() {
+    let sliding = ["sliding_attention", "full_attention"];
+    let layers = |edit: &dyn Fn(&mut Value)| {
+        let mut config = demo_json();
+        config.as_object_mut().unwrap().remove("is_causal");
+        config["layer_types"] = json!(sliding);
+        config["sliding_window"] = json!(128);
+        edit(&mut config);
+        from_json(MethodKind::DFlash, &config).map(|c| c.layers.iter().map(|l| (l.causal, l.window)).collect::<Vec<_>>())
+    };
+    let by_type = layers(&|_| {}).unwrap();
+    assert_eq!(by_type, [(true, Some(128)), (false, None)]);
+    let nested = layers(&|c| c["dflash_config"]["causal"] = json!(true)).unwrap();
+    assert_eq!(nested, [(true, Some(128)), (true, None)]);
+    let top = layers(&|c| {
+        c["dflash_config"]["causal"] = json!(true);
+        c["is_causal"] = json!(false);
+    });
+    assert_eq!(top.unwrap(), [(false, Some(128)), (false, None)]);
+    let swa = layers(&|c| {
+        c.as_object_mut().unwrap().remove("layer_types");
+        c["dflash_config"]["use_swa"] = json!(true);
+        c["dflash_config"]["swa_window_size"] = json!(64);
+    });
+    assert_eq!(swa.unwrap(), [(false, Some(64)); 2]);
+    let no_window = layers(&|c| c["sliding_window"] = Value::Null).unwrap_err();
+    assert_says(&no_window.into(), &["sliding_window"]);
+    let short = layers(&|c| c["layer_types"] = json!(["full_attention"])).unwrap_err();
+    assert_says(&short.into(), &["layer_types", "num_hidden_layers 2"]);
+}
+
+#[test]
+fn unusable_keys_are_refused_by_name() {
+    let cases: [(&str, &str, Value); 9] = [
+        ("", "num_key_value_heads", json!(3)),
+        ("", "head_dim", json!(63)),
+        ("", "attention_bias", json!(true)),
+        ("", "hidden_act", json!("gelu")),
+        ("", "hidden_size", json!(-1)),
+        ("dflash_config", "block_size", json!(1)),
+        ("dflash_config", "mask_token_id", json!(-4)),
+        ("dflash_config", "target_layer_ids", json!([])),
+        ("dflash_config", "draft_vocab_size", json!(4096)),
+    ];
+    for (level, key, value) in cases {
+        let mut config = demo_json();
+        let place = match level {
+            "" => config.as_object_mut().unwrap(),
+            level => section(&mut config, level),
+        };
+        place.insert(key.to_owned(), value.clone());
+        let error = from_json(MethodKind::DFlash, &config).expect_err(key).into();
+        assert_says(&error, &[key, &value.to_string()]);
+    }
+    let mut config = demo_json();
+    config["rope_parameters"] = json!({"rope_type": "yarn", "rope_theta": 1e6, "factor": 32.0});
+    let error = from_json(MethodKind::DFlash, &config).unwrap_err().into();
+    assert_says(&error, &["rope_parameters.rope_type", "yarn"]);
+}
+
+#[test]
+fn target_layer_ids_have_no_default() {
+    let dir = dflash_copy();
+    edit_json(dir.path(), "config.json", |config| {
+        section(config, "dflash_config").remove("target_layer_ids");
+    });
+    let error = refused(dir.path());
+    assert!(matches!(
+        &error,
+        Error::Config(ConfigError::MissingKey { key, .. }) if key == "dflash_config.target_layer_ids"
+    ));
+    assert_says(&error, &["config.json", "target_layer_ids"]);
+}
+
+#[test]
+fn other_kinds_are_refused_by_their_name() {
+    let speculators = dflash_copy();
+    edit_json(speculators.path(), "config.json", |config| {
+        config["speculators_model_type"] = json!("dflash");
+    });
+    let cases: [(PathBuf, &str); 3] = [
+        (demo("dspark"), "DSparkDraftModel"),
+        (demo("eagle3"), "LlamaForCausalLMEagle3"),
+        (speculators.path().to_owned(), "speculators dflash"),
+    ];
+    for (dir, name) in cases {
+        let error = refused(&dir);
+        assert!(
+            matches!(&error, Error::Drafter(DrafterError::Unsupported { got, .. }) if got == name),
+            "{error}"
+        );
+        assert_says(&error, &["DFlashDraftModel, DFlash2DraftModel", "config.json"]);
+    }
+}
+
+#[test]
+fn a_name_against_the_tensors_is_refused_naming_both() {
+    let rename = |name: &str| {
+        let name = name.to_owned();
+        move |config: &mut Value| config["architectures"] = json!([name])
+    };
+    let as_dflash = dflash2_copy();
+    edit_json(as_dflash.path(), "config.json", rename("DFlashDraftModel"));
+    let as_dflash2 = dflash_copy();
+    edit_json(as_dflash2.path(), "config.json", rename("DFlash2DraftModel"));
+    let dspark = copy(&demo("dspark"));
+    edit_json(dspark.path(), "config.json", rename("DFlashDraftModel"));
+    let eagle3 = copy(&demo("eagle3"));
+    edit_json(eagle3.path(), "config.json", rename("DFlash2DraftModel"));
+    for (dir, config, tensors, evidence) in [
+        (&as_dflash, "DFlash", "DFlash2", "candidate_selector.hidden_projection.weight"),
+        (&as_dflash2, "DFlash2", "DFlash", "no candidate_selector"),
+        (&dspark, "DFlash", "DSpark", "confidence_head.proj.bias"),
+        (&eagle3, "DFlash2", "EAGLE-3", "d2t"),
+    ] {
+        let error = refused(dir.path());
+        assert_says(
+            &error,
+            &[
+                &format!("config says {config} but the tensors are those of {tensors}"),
+                evidence,
+                WEIGHTS,
+            ],
+        );
+    }
+}
+
+#[test]
+fn every_tensor_must_be_there_and_be_used() {
+    let damage = |edit: &dyn Fn(&mut Vec<RawTensor>)| {
+        let dir = dflash2_copy();
+        edit_tensors(dir.path(), WEIGHTS, edit);
+        refused(dir.path())
+    };
+    let position = |tensors: &[RawTensor], name: &str| tensors.iter().position(|t| t.name == name).unwrap();
+    let codebook = "candidate_selector.successor_codebook";
+
+    let dropped = damage(&|tensors| {
+        tensors.remove(position(tensors, codebook));
+    });
+    assert!(matches!(&dropped, Error::Checkpoint(CheckpointError::MissingTensor { tensor, .. }) if tensor == codebook));
+
+    let renamed = damage(&|tensors| {
+        let i = position(tensors, "layers.1.mlp_conv.base_kernel");
+        tensors[i].name = "layers.1.mlp_conv.base_kernels".to_owned();
+    });
+    assert_says(
+        &renamed,
+        &["layers.1.mlp_conv.base_kernel", "layers.1.mlp_conv.base_kernels", "[2, 2, 256]"],
+    );
+
+    let extra = damage(&|tensors| {
+        let mut copy = tensors[position(tensors, "norm.weight")].clone();
+        copy.name = "mask_embedding".to_owned();
+        tensors.push(copy);
+    });
+    assert!(matches!(
+        &extra,
+        Error::Checkpoint(CheckpointError::UnusedTensors { tensors, .. }) if tensors == &["mask_embedding"]
+    ));
+
+    let reshaped = damage(&|tensors| {
+        let i = position(tensors, "fc.weight");
+        tensors[i].shape = vec![768, 256];
+    });
+    assert_says(&reshaped, &["fc.weight", "[256, 768]", "[768, 256]"]);
+}

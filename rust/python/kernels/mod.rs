@@ -5,10 +5,14 @@
 
 mod append_kv;
 mod bf16_matmul;
+mod block_conv;
+mod draft_block;
+mod draft_select;
 mod embed_rows;
 mod gate;
 mod gdn_fold;
 mod gdn_wy;
+mod gather_taps;
 mod greedy_argmax;
 mod rms_norm;
 mod rope;
@@ -38,6 +42,12 @@ pub(super) mod kernels_module {
     #[pymodule_export]
     use super::bf16_matmul::bf16_matmul;
     #[pymodule_export]
+    use super::block_conv::block_conv;
+    #[pymodule_export]
+    use super::draft_block::draft_block;
+    #[pymodule_export]
+    use super::draft_select::draft_select;
+    #[pymodule_export]
     use super::embed_rows::embed_rows;
     #[pymodule_export]
     use super::gate::gate;
@@ -45,6 +55,7 @@ pub(super) mod kernels_module {
     use super::gdn_fold::gdn_fold;
     #[pymodule_export]
     use super::gdn_wy::{gdn_anchor_of, gdn_wy};
+    use super::gather_taps::gather_taps;
     #[pymodule_export]
     use super::greedy_argmax::greedy_argmax;
     #[pymodule_export]

@@ -1,0 +1,48 @@
+//! Binding of [`BlockConv`].
+
+use numpy::{IntoPyArray, PyArray3, PyReadonlyArray3, PyReadonlyArray5};
+use pyo3::prelude::*;
+
+use super::{array, buffer, nan_buffer, run};
+use crate::kernels::bf16_matmul::Epilogue;
+use crate::kernels::block_conv::{BlockConv, BlockConvArgs, ConvSide};
+
+/// Convolves `x` `[block_size, blocks, width]` with `base` `[2, taps, width]` plus `delta`
+/// `[block_size, blocks, 2, taps, groups]`; adds to `y` where that is given.
+#[pyfunction]
+#[pyo3(signature = (x, delta, base, output_side, y=None))]
+pub(super) fn block_conv<'py>(
+    py: Python<'py>,
+    x: PyReadonlyArray3<'py, f32>,
+    delta: PyReadonlyArray5<'py, f32>,
+    base: PyReadonlyArray3<'py, f32>,
+    output_side: bool,
+    y: Option<PyReadonlyArray3<'py, f32>>,
+) -> PyResult<Bound<'py, PyArray3<f32>>> {
+    let shape = x.as_array().dim();
+    let (_, _, _, kernel_size, num_groups) = delta.as_array().dim();
+    let (mut out, epilogue) = match &y {
+        Some(y) => (buffer(y)?, Epilogue::AddToOutput),
+        None => (nan_buffer(x.as_array().len()), Epilogue::Store),
+    };
+    run::<BlockConv>(
+        py,
+        BlockConvArgs {
+            x: &buffer(&x)?,
+            delta: &buffer(&delta)?,
+            base: &buffer(&base)?,
+            side: match output_side {
+                true => ConvSide::Output,
+                false => ConvSide::Input,
+            },
+            num_rows: shape.0 * shape.1,
+            num_blocks: shape.1,
+            width: shape.2,
+            kernel_size,
+            group_size: shape.2 / num_groups.max(1),
+            y: &mut out,
+            epilogue,
+        },
+    )?;
+    Ok(array(&out, shape)?.into_pyarray(py))
+}
