@@ -1,9 +1,11 @@
-"""Fixtures shared by all tests: paths, benchmark prompts, and lines for the closing report."""
+"""Fixtures shared by all tests: the demo pair, test data, benchmark prompts, lines for the closing report."""
 
 import json
 from pathlib import Path
 
 import pytest
+
+from specpilot_rs import LLM
 
 FIXTURES = Path(__file__).parent / "fixtures"
 PROMPT_SETS = ("gsm8k", "humaneval", "mbpp", "mt_bench", "spec_bench")
@@ -40,3 +42,27 @@ def benchmark_prompts():
         return prompts
 
     return load
+
+
+@pytest.fixture(scope="session")
+def demo_llm():
+    """The bundled pair with its default speculation."""
+    return LLM.demo()
+
+
+@pytest.fixture(scope="session")
+def plain_llm():
+    """The bundled target alone."""
+    return LLM.demo(speculative_config=None)
+
+
+@pytest.fixture(scope="session")
+def golden_cases():
+    """Prompts with the fp32 continuations of an independent implementation."""
+    return json.loads((FIXTURES / "demo" / "golden.json").read_bytes())["cases"]
+
+
+@pytest.fixture
+def fixtures_dir():
+    """The folder of test data."""
+    return FIXTURES

@@ -37,11 +37,11 @@ def model_directory(model: str | os.PathLike[str], revision: str | None = None) 
     """
     name = os.fspath(model)
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         if revision is not None:
             raise OptionError(f"revision {revision!r} applies to hub ids, but {name} is a local directory")
         return path.resolve()
-    if path.exists():
+    if name and path.exists():
         raise CheckpointError(f"{name}: expected a directory with a model's files, got a file")
     if not name or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
         raise CheckpointError(

@@ -1,0 +1,86 @@
+# `make demo` and `make test` are the two commands of a new clone; .ci/run calls them. `make` lists all.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# One profile and one set of features everywhere, so that no dependency is compiled twice.
+CARGO_FLAGS := --release --features python
+SOURCES := Cargo.toml Cargo.lock pyproject.toml README.md \
+	$(shell find rust python/specpilot_rs -type f ! -name '*.so' ! -path '*/__pycache__/*')
+
+# The interpreter that the test binaries link and the wheel is built for must be one and the same.
+export PYO3_PYTHON := $(abspath $(BIN)/python)
+
+.PHONY: help
+help: ## Print this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+.PHONY: tools
+tools:
+	@command -v cargo >/dev/null || { echo "error: cargo is missing; install Rust 1.89 or newer (rustup)" >&2; exit 1; }
+	@command -v cc >/dev/null || { echo "error: cc is missing; install a C compiler (Debian: build-essential)" >&2; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) is missing; install Python 3.11 or newer, or set PYTHON=" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "error: $(PYTHON) is $$($(PYTHON) -V 2>&1), expected 3.11 or newer; set PYTHON=" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+		|| { echo "error: $(PYTHON) has no venv module (Debian: apt install python3-venv)" >&2; exit 1; }
+
+$(BIN)/python: | tools
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: $(SOURCES) | $(BIN)/python
+	@echo "Building and installing specpilot_rs (minutes the first time) ..."
+	@$(PIP) install --quiet .
+	@touch $@
+
+$(VENV)/installed-test: $(VENV)/installed
+	@$(PIP) install --quiet '.[test]'
+	@touch $@
+
+.PHONY: demo
+demo: tools $(VENV)/installed ## Install into .venv and generate from the bundled pair, plain and speculative
+	@$(BIN)/python -m specpilot_rs.demo
+
+.PHONY: test
+test: lint rust-test python-test ## Everything that CI checks
+
+.PHONY: lint
+lint: tools $(VENV)/installed-test ## Formatting, lints, types, stubs
+	cargo fmt --check
+	cargo clippy $(CARGO_FLAGS) --all-targets -- -D warnings
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest specpilot_rs._core
+
+.PHONY: rust-test
+rust-test: tools $(BIN)/python ## Rust tests
+	@if cargo nextest --version >/dev/null 2>&1; then set -x; cargo nextest run $(CARGO_FLAGS); \
+	else set -x; cargo test $(CARGO_FLAGS); fi
+
+.PHONY: python-test
+python-test: tools $(VENV)/installed-test ## Python tests
+	$(BIN)/pytest
+
+.PHONY: test-slow
+test-slow: tools $(VENV)/installed-test ## The full grids
+	$(BIN)/pytest -m slow
+
+.PHONY: bench
+bench: tools $(BIN)/python ## Kernel benchmarks
+	cargo bench --features python
+
+.PHONY: format
+format: tools $(VENV)/installed-test ## Format Rust and Python in place
+	cargo fmt
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: clean
+clean: ## Remove the venv and everything built
+	rm -rf $(VENV) target

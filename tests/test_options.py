@@ -1,0 +1,138 @@
+"""Options: one home of defaults, nearest names for unknown ones, and nothing silently ignored."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from typing import Any
+
+import pytest
+from specpilot_rs import LLM
+from specpilot_rs.errors import OptionError, RequestError
+from specpilot_rs.options import EngineOptions, SamplingParams, SpeculativeConfig, help_of
+
+
+@pytest.mark.parametrize("options", [EngineOptions, SpeculativeConfig, SamplingParams])
+def test_every_field_has_a_help_text_and_a_default(options: type):
+    for field in dataclasses.fields(options):
+        assert help_of(options, field.name).endswith(".")
+        assert field.default is not dataclasses.MISSING
+
+
+def test_greedy_is_the_default():
+    params = SamplingParams()
+    assert (params.temperature, params.max_tokens, params.n) == (0.0, 16, 1)
+
+
+def test_parameters_are_values():
+    params = SamplingParams(stop=["x"], stop_token_ids=[1], max_tokens=3)
+    assert params == copy.deepcopy(params) == pickle.loads(pickle.dumps(params))
+    assert dataclasses.replace(params, max_tokens=4).stop_strings == ("x",)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.max_tokens = 5  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("params", "part"),
+    [
+        ({"temperature": 0.7}, "temperature"),
+        ({"n": 2}, "`n`"),
+        ({"logprobs": 5}, "logprobs"),
+        ({"prompt_logprobs": 1}, "LLM.score"),
+        ({"presence_penalty": 0.1}, "penalties"),
+        ({"frequency_penalty": 0.1}, "penalties"),
+        ({"repetition_penalty": 1.1}, "penalties"),
+        ({"logit_bias": {1: 2.0}}, "logit_bias"),
+        ({"allowed_token_ids": [1]}, "allowed_token_ids"),
+        ({"bad_words": ["x"]}, "bad_words"),
+        ({"spaces_between_special_tokens": False}, "spaces_between_special_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 2.5}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 17}, "at most max_tokens"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": float("nan")}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"seed": "x"}, "seed"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a", 1]}, "stop"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"ignore_eos": 1}, "ignore_eos"),
+        ({"stop": "x", "detokenize": False}, "detokenize"),
+    ],
+    ids=lambda value: str(value),
+)
+def test_what_cannot_be_honoured_is_refused(params: dict[str, Any], part: str):
+    with pytest.raises(RequestError, match=part) as raised:
+        SamplingParams(**params)
+    assert raised.value.code == "request"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("temprature", "temperature"), ("max_token", "max_tokens"), ("stop_ids", "stop_token_ids")],
+)
+def test_an_unknown_parameter_names_the_nearest(wrong: str, right: str):
+    with pytest.raises(RequestError, match=f"no parameter `{wrong}`: did you mean `{right}`"):
+        SamplingParams(**{wrong: 1})
+
+
+@pytest.mark.parametrize(
+    ("config", "part"),
+    [
+        ({"modle": "x"}, "did you mean `model`"),
+        ({"num_spec_tokens": 4}, "did you mean `num_speculative_tokens`"),
+        ({"zzz": 4}, "expected one of `method`, `model`"),
+        ({"method": "dflsh2"}, "did you mean `dflash2`"),
+        ({"method": "eagle3"}, "not in this release"),
+        ({"tree": "chian"}, "did you mean `chain`"),
+        ({"tree": "spine"}, "not in this release"),
+        ({"q_passes": 1}, "q_passes"),
+        ({"tuning": "my.profile.toml"}, "tuning"),
+        ({"tree_nodes": 0}, "tree_nodes"),
+        ({"tree_nodes": "32"}, "tree_nodes"),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens"),
+        ({"model": 3}, "model"),
+    ],
+    ids=lambda value: str(value),
+)
+def test_speculation_that_cannot_be_had_is_refused(config: dict[str, Any], part: str):
+    with pytest.raises(OptionError, match=part) as raised:
+        SpeculativeConfig.of(config)
+    assert raised.value.code == "option"
+
+
+def test_speculation_must_be_a_mapping():
+    with pytest.raises(OptionError, match="mapping"):
+        SpeculativeConfig.of("dflash2")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"max_model_length": 5}, "did you mean `max_model_len`"),
+        ({"speculative_cfg": None}, "did you mean `speculative_config`"),
+        ({"max_num_seqs": 0}, "max_num_seqs"),
+        ({"max_model_len": "long"}, "max_model_len"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
+        ({"seed": -1}, "seed"),
+        ({"device": 0}, "device"),
+        ({"profile": "x.toml"}, "profile"),
+        ({"num_threads": 0}, "num_threads"),
+    ],
+    ids=lambda value: str(value),
+)
+def test_engine_options_are_checked_before_anything_is_read(options: dict[str, Any], part: str):
+    with pytest.raises(OptionError, match=part):
+        LLM("/no/such/directory", **options)
+
+
+def test_only_the_bundled_method_needs_no_model():
+    with pytest.raises(OptionError, match="`model`"):
+        LLM.demo(speculative_config={"method": "dflash"})
+    with pytest.raises(OptionError, match="`model`"):
+        LLM("/no/such/directory", speculative_config={"tree": "chain"})
