@@ -55,6 +55,7 @@ pub(super) mod kernels_module {
     use super::gdn_fold::gdn_fold;
     #[pymodule_export]
     use super::gdn_wy::{gdn_anchor_of, gdn_wy};
+    #[pymodule_export]
     use super::gather_taps::gather_taps;
     #[pymodule_export]
     use super::greedy_argmax::greedy_argmax;
