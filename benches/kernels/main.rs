@@ -6,6 +6,11 @@ use std::time::Duration;
 use criterion::{Criterion, criterion_group, criterion_main};
 
 mod bf16_matmul;
+mod embed_rows;
+mod gate;
+mod greedy_argmax;
+mod rms_norm;
+mod rope;
 
 criterion_group! {
     name = kernels;
@@ -14,6 +19,6 @@ criterion_group! {
         .warm_up_time(Duration::from_millis(100))
         .measurement_time(Duration::from_millis(400))
         .without_plots();
-    targets = bf16_matmul::bench
+    targets = bf16_matmul::bench, embed_rows::bench, gate::bench, greedy_argmax::bench, rms_norm::bench, rope::bench
 }
 criterion_main!(kernels);
