@@ -10,6 +10,11 @@ mod bf16_matmul;
 mod gdn_fold;
 mod gdn_wy;
 mod tree_attention;
+mod embed_rows;
+mod gate;
+mod greedy_argmax;
+mod rms_norm;
+mod rope;
 
 criterion_group! {
     name = kernels;
@@ -20,5 +25,6 @@ criterion_group! {
         .without_plots();
     targets =
         append_kv::bench, bf16_matmul::bench, gdn_fold::bench, gdn_wy::bench, tree_attention::bench
+    targets = bf16_matmul::bench, embed_rows::bench, gate::bench, greedy_argmax::bench, rms_norm::bench, rope::bench
 }
 criterion_main!(kernels);

@@ -65,8 +65,9 @@ impl Kernel for Bf16Matmul {
     }
 }
 
-/// Below this many multiply-adds a call stays on its own thread: waking the pool costs 5 to 10 us.
-const MIN_PARALLEL_MULTIPLY_ADDS: usize = 1 << 19;
+/// Below this much work, as [`work`] counts it, a call stays on its own thread: about 25 us of one core, against the 5
+/// to 10 us that waking the pool costs.
+const MIN_PARALLEL_WORK: usize = 1 << 21;
 /// Tasks per thread: enough to even out threads, few enough to read long runs of weights.
 const TASKS_PER_THREAD: usize = 4;
 /// Most tiles of a register block; a task holds a multiple of it.
@@ -76,14 +77,20 @@ const PANEL_ROWS: usize = 64;
 /// Sums of a panel, `[row][tile of the group][lane]`. Two tiles is the most that a full panel takes at once.
 type PanelSums = [[f32; LANES]; 2 * PANEL_ROWS];
 
+/// Multiply-adds, plus three rows' worth for reading the weights.
+fn work(num_rows: usize, out_features: usize, in_features: usize) -> usize {
+    (num_rows + 3) * out_features * in_features
+}
+
 /// Cuts the output channels into tasks and runs them. A task owns its channels of every row.
 fn multiply(device: &HostDevice, isa: Isa, args: Bf16MatmulArgs<'_>) {
     let (n, k) = (args.weight.out_features(), args.weight.in_features());
     let num_tiles = n.div_ceil(LANES);
-    let num_tasks = if args.num_rows * n * k < MIN_PARALLEL_MULTIPLY_ADDS {
-        1
-    } else {
-        TASKS_PER_THREAD * device.num_threads()
+    let num_tasks = match device.num_threads() {
+        num_threads if num_threads > 1 && work(args.num_rows, n, k) >= MIN_PARALLEL_WORK => {
+            TASKS_PER_THREAD * num_threads
+        }
+        _ => 1,
     };
     let tiles_per_task = num_tiles
         .div_ceil(num_tasks)
