@@ -7,14 +7,18 @@ use criterion::{Criterion, criterion_group, criterion_main};
 
 mod append_kv;
 mod bf16_matmul;
-mod gdn_fold;
-mod gdn_wy;
-mod tree_attention;
+mod block_conv;
+mod draft_block;
+mod draft_select;
 mod embed_rows;
 mod gate;
+mod gather_taps;
+mod gdn_fold;
+mod gdn_wy;
 mod greedy_argmax;
 mod rms_norm;
 mod rope;
+mod tree_attention;
 
 criterion_group! {
     name = kernels;
@@ -24,7 +28,9 @@ criterion_group! {
         .measurement_time(Duration::from_millis(400))
         .without_plots();
     targets =
-        append_kv::bench, bf16_matmul::bench, gdn_fold::bench, gdn_wy::bench, tree_attention::bench
-    targets = bf16_matmul::bench, embed_rows::bench, gate::bench, greedy_argmax::bench, rms_norm::bench, rope::bench
+        append_kv::bench, bf16_matmul::bench, block_conv::bench, draft_block::bench,
+        draft_select::bench, embed_rows::bench, gate::bench, gather_taps::bench,
+        gdn_fold::bench, gdn_wy::bench, greedy_argmax::bench, rms_norm::bench,
+        rope::bench, tree_attention::bench
 }
 criterion_main!(kernels);
