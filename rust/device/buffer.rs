@@ -31,7 +31,7 @@ pub struct Buffer<T: Element> {
 }
 
 impl<T: Element> Buffer<T> {
-    pub(super) fn zeroed(len: usize) -> Self {
+    pub(crate) fn zeroed(len: usize) -> Self {
         let num_bytes = len * size_of::<T>();
         let storage = vec![0_u8; num_bytes + LINE_BYTES - 1].into_boxed_slice();
         let misaligned = storage.as_ptr().addr() % LINE_BYTES;

@@ -3,88 +3,24 @@
 //! One order for every row count: K is cut into blocks of [`K_BLOCK`]; inside a block one fused multiply-add chain runs
 //! over ascending k from zero, and block sums are added in ascending order. Lanes run over output channels, so nothing
 //! is ever summed across lanes, and the same code serves 1 row, 64 rows and prompts.
+//!
+//! Rows and tiles of channels are multiplied in register blocks, so that a widened weight vector serves several rows
+//! and the chains of several tiles hide each other's latency. A block only groups chains; it changes none of them.
+
+use std::iter::repeat;
+use std::ops::Range;
 
 use half::bf16;
 use rayon::prelude::*;
 
-use super::simd::{self, LANES, Lanes, Task};
+pub use super::packed_bf16::PackedBf16;
+use super::simd::{self, Isa, LANES, Lanes, Task};
 use super::{Kernel, check_len, check_size};
 use crate::device::{Buffer, HostDevice};
 use crate::error::KernelError;
 
 /// Length of one multiply-add chain along K.
 pub const K_BLOCK: usize = 256;
-
-/// A BF16 matrix `[out_features, in_features]` stored as tiles of 16 output channels, `[ceil(N / 16)][K][16]`, so that
-/// a lane of a vector load is a channel. Missing channels of the last tile are zero.
-#[derive(Clone, Debug)]
-pub struct PackedBf16 {
-    tiles: Buffer<bf16>,
-    out_features: usize,
-    in_features: usize,
-}
-
-impl PackedBf16 {
-    /// Packs row-major weights; `weights.len()` must be `out_features * in_features`.
-    pub fn pack(weights: &[bf16], out_features: usize, in_features: usize) -> Self {
-        assert_eq!(
-            weights.len(),
-            out_features * in_features,
-            "weights of a packed matrix"
-        );
-        let mut tiles = Buffer::from_slice(&vec![
-            bf16::ZERO;
-            out_features.div_ceil(LANES) * in_features * LANES
-        ]);
-        tiles
-            .host_mut()
-            .par_chunks_mut(in_features * LANES)
-            .enumerate()
-            .for_each(|(t, tile)| {
-                for (lane, row) in weights[t * LANES * in_features..]
-                    .chunks_exact(in_features)
-                    .take(LANES)
-                    .enumerate()
-                {
-                    for (k, &w) in row.iter().enumerate() {
-                        tile[k * LANES + lane] = w;
-                    }
-                }
-            });
-        Self {
-            tiles,
-            out_features,
-            in_features,
-        }
-    }
-
-    /// Number of output channels.
-    pub fn out_features(&self) -> usize {
-        self.out_features
-    }
-
-    /// Length of a row.
-    pub fn in_features(&self) -> usize {
-        self.in_features
-    }
-
-    /// Bytes of the packed weights.
-    pub fn num_bytes(&self) -> usize {
-        self.tiles.len() * size_of::<bf16>()
-    }
-
-    /// Copies output channel `channel`, widened, to `row` (`in_features` long).
-    pub fn unpack_row(&self, channel: usize, row: &mut [f32]) {
-        let tile = &self.tiles.host()[(channel / LANES) * self.in_features * LANES..];
-        for (k, value) in row.iter_mut().enumerate() {
-            *value = tile[k * LANES + channel % LANES].to_f32();
-        }
-    }
-
-    pub(super) fn tiles(&self) -> &[bf16] {
-        self.tiles.host()
-    }
-}
 
 /// What happens to a finished sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,71 +53,216 @@ impl Kernel for Bf16Matmul {
     type Args<'a> = Bf16MatmulArgs<'a>;
 
     fn check(args: &Bf16MatmulArgs<'_>) -> Result<(), KernelError> {
-        let (n, k) = (args.weight.out_features, args.weight.in_features);
+        let (n, k) = (args.weight.out_features(), args.weight.in_features());
+        check_size(Self::NAME, "out_features", n, n.max(1))?;
         check_size(Self::NAME, "in_features", k, k.max(1))?;
         check_len(Self::NAME, "x", args.x.len(), args.num_rows * k)?;
         check_len(Self::NAME, "y", args.y.len(), args.num_rows * n)
     }
 
     fn host(device: &HostDevice, args: Bf16MatmulArgs<'_>) {
-        let n = args.weight.out_features;
-        let num_tiles = n.div_ceil(LANES);
-        let mut sums = vec![0.0; num_tiles * args.num_rows * LANES];
-        device.install(|| {
-            sums.par_chunks_mut(args.num_rows * LANES)
-                .enumerate()
-                .for_each(|(tile, sums)| {
-                    simd::dispatch(TileTask {
-                        x: &args.x.host()[..args.num_rows * args.weight.in_features],
-                        weight: &args.weight.tiles()[tile * args.weight.in_features * LANES..]
-                            [..args.weight.in_features * LANES],
-                        sums,
-                        in_features: args.weight.in_features,
-                    });
-                });
-        });
-        for (r, y) in args.y.host_mut()[..args.num_rows * n]
-            .chunks_exact_mut(n)
-            .enumerate()
-        {
-            for (i, y) in y.iter_mut().enumerate() {
-                let sum = sums[((i / LANES) * args.num_rows + r) * LANES + i % LANES];
-                *y = match args.epilogue {
-                    Epilogue::Store => sum,
-                    Epilogue::AddToOutput => *y + sum,
-                };
-            }
-        }
+        multiply(device, simd::isa(), args);
     }
 }
 
-/// All rows times one tile of 16 channels.
-struct TileTask<'a> {
-    x: &'a [f32],
-    weight: &'a [bf16],
-    sums: &'a mut [f32],
-    in_features: usize,
+/// Below this many multiply-adds a call stays on its own thread: waking the pool costs 5 to 10 us.
+const MIN_PARALLEL_MULTIPLY_ADDS: usize = 1 << 19;
+/// Tasks per thread: enough to even out threads, few enough to read long runs of weights.
+const TASKS_PER_THREAD: usize = 4;
+/// Most tiles of a register block; a task holds a multiple of it.
+const MAX_BLOCK_TILES: usize = 8;
+/// Rows that share one pass over a group of tiles; their block sums wait in [`PanelSums`].
+const PANEL_ROWS: usize = 64;
+/// Sums of a panel, `[row][tile of the group][lane]`. Two tiles is the most that a full panel takes at once.
+type PanelSums = [[f32; LANES]; 2 * PANEL_ROWS];
+
+/// Cuts the output channels into tasks and runs them. A task owns its channels of every row.
+fn multiply(device: &HostDevice, isa: Isa, args: Bf16MatmulArgs<'_>) {
+    let (n, k) = (args.weight.out_features(), args.weight.in_features());
+    let num_tiles = n.div_ceil(LANES);
+    let num_tasks = if args.num_rows * n * k < MIN_PARALLEL_MULTIPLY_ADDS {
+        1
+    } else {
+        TASKS_PER_THREAD * device.num_threads()
+    };
+    let tiles_per_task = num_tiles
+        .div_ceil(num_tasks)
+        .next_multiple_of(MAX_BLOCK_TILES);
+    let mut outputs: Vec<Vec<&mut [f32]>> = Vec::new();
+    outputs.resize_with(num_tiles.div_ceil(tiles_per_task), || {
+        Vec::with_capacity(args.num_rows)
+    });
+    for row in args.y.host_mut()[..args.num_rows * n].chunks_exact_mut(n) {
+        for (output, part) in outputs
+            .iter_mut()
+            .zip(row.chunks_mut(tiles_per_task * LANES))
+        {
+            output.push(part);
+        }
+    }
+    let x = &args.x.host()[..args.num_rows * k];
+    let run = |(weight, y)| {
+        simd::dispatch_on(
+            isa,
+            TilesTask {
+                x,
+                weight,
+                y,
+                in_features: k,
+                epilogue: args.epilogue,
+            },
+        );
+    };
+    let tiles = args.weight.tiles();
+    let task_len = tiles_per_task * k * LANES;
+    if outputs.len() == 1 {
+        tiles.chunks(task_len).zip(outputs).for_each(run);
+    } else {
+        device.install(|| {
+            tiles
+                .par_chunks(task_len)
+                .zip(outputs)
+                .with_max_len(1)
+                .for_each(run);
+        });
+    }
 }
 
-impl Task for TileTask<'_> {
+/// All rows times a run of tiles.
+struct TilesTask<'a> {
+    x: &'a [f32],
+    weight: &'a [bf16],
+    /// These tiles' channels of every row.
+    y: Vec<&'a mut [f32]>,
+    in_features: usize,
+    epilogue: Epilogue,
+}
+
+impl Task for TilesTask<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<L: Lanes>(self) {
-        for (x, sums) in self
-            .x
-            .chunks_exact(self.in_features)
-            .zip(self.sums.chunks_exact_mut(LANES))
-        {
-            let mut total = L::splat(0.0);
-            for (x, w) in x.chunks(K_BLOCK).zip(self.weight.chunks(K_BLOCK * LANES)) {
-                let mut acc = L::splat(0.0);
-                for (&x, w) in x.iter().zip(w.chunks_exact(LANES)) {
-                    acc = L::load_bf16(w).mul_add(L::splat(x), acc);
-                }
-                total = total.add(acc);
+    fn run<L: Lanes>(mut self) {
+        let mut sums: PanelSums = [[0.0; LANES]; 2 * PANEL_ROWS];
+        for first_row in (0..self.y.len()).step_by(PANEL_ROWS) {
+            let num_rows = (self.y.len() - first_row).min(PANEL_ROWS);
+            // Blocks as large as the registers hold: tiles, then the row groups to choose from, largest first.
+            match (L::NUM_REGISTERS >= 32, num_rows) {
+                (true, 1) => self.panel::<L, 8, 1, 1, 1>(first_row, num_rows, &mut sums),
+                (true, 2) => self.panel::<L, 8, 2, 2, 2>(first_row, num_rows, &mut sums),
+                (true, 3..=4) => self.panel::<L, 4, 4, 4, 4>(first_row, num_rows, &mut sums),
+                (true, _) => self.panel::<L, 2, 12, 8, 4>(first_row, num_rows, &mut sums),
+                (false, 1) => self.panel::<L, 4, 1, 1, 1>(first_row, num_rows, &mut sums),
+                (false, 2) => self.panel::<L, 2, 2, 2, 2>(first_row, num_rows, &mut sums),
+                (false, _) => self.panel::<L, 1, 6, 4, 2>(first_row, num_rows, &mut sums),
             }
-            total.store(sums);
         }
     }
 }
+
+impl TilesTask<'_> {
+    /// Rows `first_row..first_row + num_rows`, `T` tiles at a time. Every K block of the group's weights is read once
+    /// from memory and serves all row groups from the first-level cache.
+    #[inline(always)]
+    fn panel<L: Lanes, const T: usize, const R0: usize, const R1: usize, const R2: usize>(
+        &mut self,
+        first_row: usize,
+        num_rows: usize,
+        sums: &mut PanelSums,
+    ) {
+        let num_tiles = self.weight.len() / (self.in_features * LANES);
+        for first_tile in (0..num_tiles).step_by(T) {
+            sums[..(num_rows.next_multiple_of(R2)) * T].fill([0.0; LANES]);
+            for first_k in (0..self.in_features).step_by(K_BLOCK) {
+                let block = KBlock {
+                    x: self.x,
+                    weight: self.weight,
+                    in_features: self.in_features,
+                    first_k,
+                    len: K_BLOCK.min(self.in_features - first_k),
+                };
+                let mut row = 0;
+                while row < num_rows {
+                    let rows = first_row + row..first_row + num_rows;
+                    let tiles = first_tile..num_tiles;
+                    let sums = &mut sums[row * T..];
+                    row += match rows.len() {
+                        left if left > R1 || R0 == R2 => {
+                            block.add_to::<L, R0, T>(rows, tiles, sums)
+                        }
+                        left if left > R2 => block.add_to::<L, R1, T>(rows, tiles, sums),
+                        _ => block.add_to::<L, R2, T>(rows, tiles, sums),
+                    };
+                }
+            }
+            for (y, sums) in self.y[first_row..][..num_rows]
+                .iter_mut()
+                .zip(sums.chunks_exact(T))
+            {
+                let channels = y.len().min((first_tile + T) * LANES);
+                let y = &mut y[first_tile * LANES..channels];
+                for (y, sum) in y.iter_mut().zip(sums.as_flattened()) {
+                    *y = match self.epilogue {
+                        Epilogue::Store => *sum,
+                        Epilogue::AddToOutput => *y + sum,
+                    };
+                }
+            }
+        }
+    }
+}
+
+/// One block of K of all rows and tiles.
+struct KBlock<'a> {
+    x: &'a [f32],
+    weight: &'a [bf16],
+    in_features: usize,
+    first_k: usize,
+    len: usize,
+}
+
+impl KBlock<'_> {
+    /// Adds the block's chains of the first `R` of `rows` and the first `T` of `tiles` to `sums`, `[R][T]`; returns `R`.
+    /// Where fewer are left the last one is repeated: no chain sees its neighbours, and a set of smaller blocks for
+    /// every remainder would cost more than it saves.
+    #[inline(always)]
+    fn add_to<L: Lanes, const R: usize, const T: usize>(
+        &self,
+        rows: Range<usize>,
+        tiles: Range<usize>,
+        sums: &mut [[f32; LANES]],
+    ) -> usize {
+        let mut x = [&self.x[..0]; R];
+        for (x, row) in x.iter_mut().zip(rows.clone().chain(repeat(rows.end - 1))) {
+            *x = &self.x[row * self.in_features + self.first_k..][..self.len];
+        }
+        let mut weight = [&self.weight.as_chunks::<LANES>().0[..0]; T];
+        for (weight, tile) in weight
+            .iter_mut()
+            .zip(tiles.clone().chain(repeat(tiles.end - 1)))
+        {
+            let start = tile * self.in_features + self.first_k;
+            *weight = &self.weight.as_chunks::<LANES>().0[start..][..self.len];
+        }
+        let mut acc = [[L::splat(0.0); T]; R];
+        for k in 0..self.len {
+            let mut w = [L::splat(0.0); T];
+            for t in 0..T {
+                w[t] = L::load_bf16(&weight[t][k]);
+            }
+            for r in 0..R {
+                let x = L::splat(x[r][k]);
+                for t in 0..T {
+                    acc[r][t] = w[t].mul_add(x, acc[r][t]);
+                }
+            }
+        }
+        for (sum, acc) in sums.iter_mut().zip(acc.as_flattened()) {
+            L::load(sum).add(*acc).store(sum);
+        }
+        R
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -15,6 +15,7 @@ pub mod gather_taps;
 pub mod gdn_fold;
 pub mod gdn_wy;
 pub mod greedy_argmax;
+mod packed_bf16;
 pub mod paths;
 pub mod rms_norm;
 pub mod rope;

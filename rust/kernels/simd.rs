@@ -14,6 +14,8 @@ pub const LANES: usize = 16;
 /// A vector of [`LANES`] fp32 values. Implementations are private to this module: only [`dispatch`] may choose one,
 /// after it has seen that the machine has the instructions.
 pub trait Lanes: Copy {
+    /// Values of this type that fit in registers: for choosing block sizes, never results.
+    const NUM_REGISTERS: usize;
     /// All lanes `value`.
     fn splat(value: f32) -> Self;
     /// The first 16 elements of `values` (panics when there are fewer).
@@ -216,6 +218,7 @@ impl Portable {
 }
 
 impl Lanes for Portable {
+    const NUM_REGISTERS: usize = 8;
     #[inline(always)]
     fn splat(value: f32) -> Self {
         Self([value; LANES])
@@ -327,6 +330,7 @@ mod x86 {
     struct Avx512(__m512);
 
     impl Lanes for Avx512 {
+        const NUM_REGISTERS: usize = 32;
         #[inline(always)]
         fn splat(value: f32) -> Self {
             Self(unsafe { _mm512_set1_ps(value) })
@@ -406,6 +410,7 @@ mod x86 {
     struct Avx2(__m256, __m256);
 
     impl Lanes for Avx2 {
+        const NUM_REGISTERS: usize = 8;
         #[inline(always)]
         fn splat(value: f32) -> Self {
             let v = unsafe { _mm256_set1_ps(value) };
