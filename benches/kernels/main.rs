@@ -5,7 +5,11 @@ use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 
+mod append_kv;
 mod bf16_matmul;
+mod gdn_fold;
+mod gdn_wy;
+mod tree_attention;
 
 criterion_group! {
     name = kernels;
@@ -14,6 +18,7 @@ criterion_group! {
         .warm_up_time(Duration::from_millis(100))
         .measurement_time(Duration::from_millis(400))
         .without_plots();
-    targets = bf16_matmul::bench
+    targets =
+        append_kv::bench, bf16_matmul::bench, gdn_fold::bench, gdn_wy::bench, tree_attention::bench
 }
 criterion_main!(kernels);

@@ -179,3 +179,6 @@ impl GdnCache {
         state
     }
 }
+
+#[cfg(test)]
+mod tests;

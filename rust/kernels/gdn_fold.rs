@@ -111,7 +111,9 @@ impl Task for FoldHead<'_> {
             .clone()
             .map(|position| log.g(shape, position, head))
             .collect();
-        simd::map1::<L>(&mut decays, |g| g.exp());
+        for decays in decays.chunks_mut(LANES) {
+            L::load_partial(decays).exp().store_partial(decays);
+        }
         let entries = || self.positions.clone().zip(&decays);
         // State rows outside, positions inside: a row stays in registers while all its positions pass.
         for (i, state) in self.state.chunks_exact_mut(shape.value_dim).enumerate() {

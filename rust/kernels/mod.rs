@@ -12,15 +12,22 @@ pub mod draft_select;
 pub mod embed_rows;
 pub mod gate;
 pub mod gather_taps;
+pub mod embed_rows;
+pub mod gate;
 pub mod gdn_fold;
 pub mod gdn_wy;
 pub mod greedy_argmax;
 mod packed_bf16;
 pub mod paths;
+#[cfg(test)]
+pub(crate) mod random_trees;
 pub mod rms_norm;
 pub mod rope;
 pub mod simd;
 pub mod tree_attention;
+pub(crate) mod vectors;
+
+use rayon::prelude::*;
 pub(crate) mod vectors;
 
 use rayon::prelude::*;

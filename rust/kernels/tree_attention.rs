@@ -312,3 +312,6 @@ fn add_values<L: Lanes>(decay: f32, weights: &[f32], v: &[&[f32]], out: &mut [f3
         simd::axpy::<L>(weight, &v[from..], out);
     }
 }
+
+#[cfg(test)]
+mod tests;

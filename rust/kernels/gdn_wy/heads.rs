@@ -88,7 +88,9 @@ impl<'a> Pass<'a> {
                 };
                 multiply_add::<L>(weights, &input[first_channel..][..len], out);
             }
-            simd::map1::<L>(out, |sum| sum.silu());
+            for sums in out.chunks_mut(LANES) {
+                store(load::<L>(sums).silu(), sums);
+            }
         }
     }
 }
@@ -132,6 +134,8 @@ fn multiply_add<L: Lanes>(a: &[f32], b: &[f32], y: &mut [f32]) {
     }
 }
 
+// Functions of many instructions stand in loops, not in closures: a closure that the compiler does not inline loses
+// the instruction set of its caller.
 #[inline(always)]
 fn load<L: Lanes>(values: &[f32]) -> L {
     if values.len() >= LANES {
@@ -366,7 +370,9 @@ impl Task for ValueHead<'_> {
             let factor = L::splat(1.0 / (mean + self.pass.weights.norm_eps).sqrt());
             simd::map2::<L>(&norm_weight[..dim], y, |w, y| y.mul(factor).mul(w));
             let z = &self.pass.z[(row * shape.num_value_heads + self.head) * dim..][..dim];
-            simd::map2::<L>(z, y, |z, y| y.mul(z.silu()));
+            for (z, y) in z.chunks(LANES).zip(y.chunks_mut(LANES)) {
+                store(load::<L>(y).mul(load::<L>(z).silu()), y);
+            }
         }
     }
 }
@@ -390,7 +396,9 @@ impl ValueHead<'_> {
             }
             decays[num_entries] = sum;
             let decays = &mut decays[..=num_entries];
-            simd::map1::<L>(decays, |e| e.exp());
+            for exponents in decays.chunks_mut(LANES) {
+                store(load::<L>(exponents).exp(), exponents);
+            }
             e0[i] = decays[num_entries];
 
             let products = &self.keys.products[i * PRODUCTS..][..PRODUCTS];

@@ -3,6 +3,7 @@
 //! BF16 arrays are their bit patterns, `uint16`. Results are new arrays; a kernel's output buffer starts as NaN, so
 //! that an element it forgets shows. A refused argument raises `ValueError` with the kernel's own words.
 
+mod append_kv;
 mod bf16_matmul;
 mod block_conv;
 mod draft_block;
@@ -10,9 +11,12 @@ mod draft_select;
 mod embed_rows;
 mod gate;
 mod gather_taps;
+mod gdn_fold;
+mod gdn_wy;
 mod greedy_argmax;
 mod rms_norm;
 mod rope;
+mod tree_attention;
 
 use std::sync::OnceLock;
 
@@ -27,11 +31,14 @@ use crate::device::{Buffer, Device};
 use crate::error::KernelError;
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::PackedBf16;
+use crate::kernels::paths::RowPaths;
 
 /// Kernels on numpy arrays, for tests.
 #[pymodule(submodule)]
 #[pyo3(name = "kernels")]
 pub(super) mod kernels_module {
+    #[pymodule_export]
+    use super::append_kv::append_kv;
     #[pymodule_export]
     use super::bf16_matmul::bf16_matmul;
     #[pymodule_export]
@@ -46,12 +53,17 @@ pub(super) mod kernels_module {
     use super::gate::gate;
     #[pymodule_export]
     use super::gather_taps::gather_taps;
+    use super::gdn_fold::gdn_fold;
+    #[pymodule_export]
+    use super::gdn_wy::{gdn_anchor_of, gdn_wy};
     #[pymodule_export]
     use super::greedy_argmax::greedy_argmax;
     #[pymodule_export]
     use super::rms_norm::rms_norm;
     #[pymodule_export]
     use super::rope::rope;
+    #[pymodule_export]
+    use super::tree_attention::tree_attention;
 }
 
 /// The device all test calls share.
@@ -99,4 +111,19 @@ fn array<Sh: IntoDimension>(buffer: &Buffer<f32>, shape: Sh) -> PyResult<Array<f
     let shape = shape.into_dimension();
     Array::from_shape_vec(shape.clone(), buffer.host()[..shape.size()].to_vec())
         .map_err(|e| PyValueError::new_err(e.to_string()))
+}
+
+/// A request's part of a pass: slot, committed length, and each row's parent within the segment, -1 for none.
+type SegmentTuple = (usize, usize, Vec<i64>);
+
+/// Packs segments in the order given.
+fn row_paths(segments: &[SegmentTuple]) -> PyResult<RowPaths> {
+    let mut paths = RowPaths::new();
+    for (slot, committed_len, parents) in segments {
+        let parents: Vec<_> = parents.iter().map(|&p| usize::try_from(p).ok()).collect();
+        paths
+            .push_segment(*slot, *committed_len, &parents)
+            .map_err(refused)?;
+    }
+    Ok(paths)
 }

@@ -1,0 +1,280 @@
+//! One token path as single tokens, chunks and branches of trees: equal bits, and close to a naive f64 softmax.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::cache::pages::{KvCache, KvShape};
+use crate::device::Device;
+use crate::kernels::append_kv::{AppendKv, AppendKvArgs};
+use crate::kernels::random_trees::{ChainInTree, Numbers};
+
+struct Model {
+    device: Device,
+    q_heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    window: Option<usize>,
+    seed: u64,
+}
+
+impl Model {
+    fn new(seed: u64, head_dim: usize, window: Option<usize>) -> Self {
+        Self {
+            device: Device::host(Some(2)).unwrap(),
+            q_heads: 6,
+            kv_heads: 2,
+            head_dim,
+            window,
+            seed,
+        }
+    }
+
+    /// q, k, v of the row that a part of the seed stands for.
+    fn input(&self, part: u64) -> [Vec<f32>; 3] {
+        let mut numbers = Numbers::new(self.seed, part);
+        let kv_len = self.kv_heads * self.head_dim;
+        [
+            numbers.vector(self.q_heads * self.head_dim, 2.0),
+            numbers.vector(kv_len, 2.0),
+            numbers.vector(kv_len, 1.0),
+        ]
+    }
+
+    fn token(&self, position: usize) -> [Vec<f32>; 3] {
+        self.input(1 + position as u64)
+    }
+
+    fn scale(&self) -> f32 {
+        1.0 / (self.head_dim as f32).sqrt()
+    }
+
+    /// Outputs of the chain's tokens, run through trees that `next` gives together with the rows to commit.
+    fn run(
+        &self,
+        num_tokens: usize,
+        mut next: impl FnMut() -> (ChainInTree, usize),
+    ) -> Vec<Vec<f32>> {
+        let shape = KvShape {
+            num_kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+        };
+        let mut cache = KvCache::new(&self.device, &[shape], 16);
+        // Pages out of order, with stale numbers where nothing is committed yet.
+        let mut table = cache.allocate(12).unwrap();
+        table.reverse();
+        let (k, v) = cache.k_v_mut(0);
+        k.host_mut().fill(1e3);
+        v.host_mut().fill(f32::NAN);
+        let mut outputs = vec![];
+        let mut part = 1 << 32;
+        while outputs.len() < num_tokens {
+            let len = outputs.len();
+            let (tree, num_commits) = next();
+            let mut inputs: Vec<_> = (0..tree.parents.len() as u64)
+                .map(|i| self.input(part + i))
+                .collect();
+            part += inputs.len() as u64;
+            for (i, &row) in tree.chain.iter().enumerate() {
+                inputs[row] = self.token(len + i);
+            }
+            let [q, k, v] = std::array::from_fn(|i| {
+                let values: Vec<f32> = inputs.iter().flat_map(|row| row[i].clone()).collect();
+                Buffer::from_slice(&values)
+            });
+            let mut paths = RowPaths::new();
+            paths.push_segment(0, len, &tree.parents).unwrap();
+            let mut out = Buffer::from_slice(&vec![f32::NAN; q.len()]);
+            let args = TreeAttentionArgs {
+                q: &q,
+                k_tail: &k,
+                v_tail: &v,
+                k_pages: cache.k(0),
+                v_pages: cache.v(0),
+                page_tables: &[&table],
+                paths: &paths,
+                q_heads: self.q_heads,
+                kv_heads: self.kv_heads,
+                head_dim: self.head_dim,
+                scale: self.scale(),
+                window: self.window,
+                out: &mut out,
+            };
+            TreeAttention::run(&self.device, args).unwrap();
+            let rows = &tree.chain[..num_commits.min(num_tokens - len)];
+            let row_len = self.q_heads * self.head_dim;
+            outputs.extend(
+                rows.iter()
+                    .map(|row| out.host()[row * row_len..][..row_len].to_vec()),
+            );
+            let rows: Vec<u32> = rows.iter().map(|&row| row as u32).collect();
+            let (k_pages, v_pages) = cache.k_v_mut(0);
+            let args = AppendKvArgs {
+                k_tail: &k,
+                v_tail: &v,
+                rows: &rows,
+                first_position: len,
+                page_table: &table,
+                kv_heads: self.kv_heads,
+                head_dim: self.head_dim,
+                k_pages,
+                v_pages,
+            };
+            AppendKv::run(&self.device, args).unwrap();
+        }
+        outputs
+    }
+
+    fn token_by_token(&self, num_tokens: usize) -> Vec<Vec<f32>> {
+        self.run(num_tokens, || (ChainInTree::chain(1), 1))
+    }
+
+    fn oracle(&self, num_tokens: usize) -> Vec<Vec<f64>> {
+        let tokens: Vec<_> = (0..num_tokens).map(|p| self.token(p)).collect();
+        let dim = self.head_dim;
+        (0..num_tokens)
+            .map(|t| {
+                let first = self.window.map_or(0, |w| (t + 1).saturating_sub(w));
+                let mut out = vec![];
+                for h in 0..self.q_heads {
+                    let kv = h / (self.q_heads / self.kv_heads) * dim;
+                    let q = &tokens[t][0][h * dim..][..dim];
+                    let weights: Vec<f64> = tokens[first..=t]
+                        .iter()
+                        .map(|[_, k, _]| {
+                            let k = &k[kv..][..dim];
+                            let dot: f64 = q
+                                .iter()
+                                .zip(k)
+                                .map(|(&a, &b)| f64::from(a) * f64::from(b))
+                                .sum();
+                            (dot * f64::from(self.scale())).exp()
+                        })
+                        .collect();
+                    let sum: f64 = weights.iter().sum();
+                    out.extend((0..dim).map(|i| {
+                        let values = tokens[first..=t]
+                            .iter()
+                            .map(|[_, _, v]| f64::from(v[kv + i]));
+                        weights.iter().zip(values).map(|(w, v)| w * v).sum::<f64>() / sum
+                    }));
+                }
+                out
+            })
+            .collect()
+    }
+}
+
+fn assert_same(a: &[Vec<f32>], b: &[Vec<f32>], what: &str) {
+    assert_eq!(a.len(), b.len());
+    for (t, (a, b)) in a.iter().zip(b).enumerate() {
+        let same = a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
+        assert!(same, "{what}: token {t}");
+    }
+}
+
+#[test]
+fn chunks_agree_with_single_tokens_to_the_bit() {
+    for (head_dim, window) in [(128, None), (24, Some(100)), (64, Some(256)), (40, Some(1))] {
+        let model = Model::new(21, head_dim, window);
+        let reference = model.token_by_token(600);
+        for len in [3, 63, 64] {
+            let run = model.run(600, || (ChainInTree::chain(len), len));
+            assert_same(
+                &run,
+                &reference,
+                &format!("window {window:?}, chunks of {len}"),
+            );
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn branches_of_trees_agree_with_single_tokens_to_the_bit(
+        seed: u64,
+        window in proptest::option::of(1_usize..400),
+    ) {
+        let model = Model::new(seed, 32, window);
+        let reference = model.token_by_token(560);
+        let mut numbers = Numbers::new(seed, 1 << 40);
+        let run = model.run(560, || {
+            let chain_len = 1 + numbers.below(40);
+            let num_others = numbers.below(40);
+            let tree = ChainInTree::random(&mut numbers, chain_len, num_others);
+            (tree, 1 + numbers.below(chain_len))
+        });
+        assert_same(&run, &reference, "random trees");
+    }
+}
+
+#[test]
+fn results_are_close_to_a_naive_softmax() {
+    for (head_dim, window) in [(128, None), (24, Some(70)), (7, Some(1)), (80, Some(300))] {
+        let model = Model::new(22, head_dim, window);
+        let run = model.run(530, || (ChainInTree::chain(50), 50));
+        let mut worst = 0.0_f64;
+        for (got, want) in run.iter().zip(model.oracle(530)) {
+            for (&got, want) in got.iter().zip(want) {
+                worst = worst.max((f64::from(got) - want).abs());
+            }
+        }
+        assert!(worst < 3e-6, "window {window:?}: {worst:e}");
+    }
+}
+
+#[test]
+fn pages_that_are_missing_or_foreign_are_refused() {
+    let model = Model::new(23, 16, None);
+    let rows: Buffer<f32> = model.device.alloc(6 * 16);
+    let pages: Buffer<f32> = model.device.alloc(4 * 2 * KV_BLOCK * 16);
+    let mut paths = RowPaths::new();
+    paths.push_segment(0, 65, &[None]).unwrap();
+    let check = |table: &[u32], window| {
+        let mut out: Buffer<f32> = model.device.alloc(6 * 16);
+        TreeAttention::run(
+            &model.device,
+            TreeAttentionArgs {
+                q: &rows,
+                k_tail: &rows,
+                v_tail: &rows,
+                k_pages: &pages,
+                v_pages: &pages,
+                page_tables: &[table],
+                paths: &paths,
+                q_heads: 6,
+                kv_heads: 2,
+                head_dim: 16,
+                scale: 1.0,
+                window,
+                out: &mut out,
+            },
+        )
+    };
+    assert!(check(&[0, 3], None).is_ok());
+    assert!(matches!(
+        check(&[0], None),
+        Err(KernelError::BufferTooShort {
+            argument: "page_tables",
+            expected: 2,
+            got: 1,
+            ..
+        })
+    ));
+    assert!(matches!(
+        check(&[0, 4], None),
+        Err(KernelError::OutOfRange {
+            bound: 4,
+            got: 4,
+            ..
+        })
+    ));
+    assert!(matches!(
+        check(&[0, 3], Some(0)),
+        Err(KernelError::Size {
+            argument: "window",
+            ..
+        })
+    ));
+}

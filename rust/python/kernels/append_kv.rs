@@ -1,0 +1,46 @@
+//! Binding of [`AppendKv`].
+
+use numpy::{IntoPyArray, PyArray4, PyReadonlyArray1, PyReadonlyArray3, PyReadonlyArray4};
+use pyo3::prelude::*;
+
+use super::{array, buffer, run};
+use crate::kernels::append_kv::{AppendKv, AppendKvArgs};
+
+/// Key pages, value pages.
+type Pages<'py> = (Bound<'py, PyArray4<f32>>, Bound<'py, PyArray4<f32>>);
+
+/// Key and value pages `[pages, kv_heads, 64, head_dim]` after the tail's `rows` went to `first_position` and on.
+#[pyfunction]
+#[allow(clippy::too_many_arguments, reason = "the kernel's own arguments")]
+pub(super) fn append_kv<'py>(
+    py: Python<'py>,
+    k_tail: PyReadonlyArray3<'py, f32>,
+    v_tail: PyReadonlyArray3<'py, f32>,
+    rows: PyReadonlyArray1<'py, u32>,
+    first_position: usize,
+    page_table: PyReadonlyArray1<'py, u32>,
+    k_pages: PyReadonlyArray4<'py, f32>,
+    v_pages: PyReadonlyArray4<'py, f32>,
+) -> PyResult<Pages<'py>> {
+    let (_, kv_heads, head_dim) = k_tail.as_array().dim();
+    let (mut k, mut v) = (buffer(&k_pages)?, buffer(&v_pages)?);
+    run::<AppendKv>(
+        py,
+        AppendKvArgs {
+            k_tail: &buffer(&k_tail)?,
+            v_tail: &buffer(&v_tail)?,
+            rows: rows.as_slice()?,
+            first_position,
+            page_table: page_table.as_slice()?,
+            kv_heads,
+            head_dim,
+            k_pages: &mut k,
+            v_pages: &mut v,
+        },
+    )?;
+    let shape = k_pages.as_array().dim();
+    Ok((
+        array(&k, shape)?.into_pyarray(py),
+        array(&v, v_pages.as_array().dim())?.into_pyarray(py),
+    ))
+}
