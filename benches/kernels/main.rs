@@ -7,6 +7,10 @@ use criterion::{Criterion, criterion_group, criterion_main};
 
 mod append_kv;
 mod bf16_matmul;
+mod block_conv;
+mod draft_block;
+mod draft_select;
+mod gather_taps;
 mod gdn_fold;
 mod gdn_wy;
 mod tree_attention;
@@ -19,6 +23,7 @@ criterion_group! {
         .measurement_time(Duration::from_millis(400))
         .without_plots();
     targets =
-        append_kv::bench, bf16_matmul::bench, gdn_fold::bench, gdn_wy::bench, tree_attention::bench
+        append_kv::bench, bf16_matmul::bench, block_conv::bench, draft_block::bench, draft_select::bench,
+        gather_taps::bench, gdn_fold::bench, gdn_wy::bench, tree_attention::bench
 }
 criterion_main!(kernels);

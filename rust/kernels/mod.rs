@@ -12,8 +12,6 @@ pub mod draft_select;
 pub mod embed_rows;
 pub mod gate;
 pub mod gather_taps;
-pub mod embed_rows;
-pub mod gate;
 pub mod gdn_fold;
 pub mod gdn_wy;
 pub mod greedy_argmax;
@@ -28,7 +26,6 @@ pub mod tree_attention;
 pub(crate) mod vectors;
 
 use rayon::prelude::*;
-pub(crate) mod vectors;
 
 use rayon::prelude::*;
 
