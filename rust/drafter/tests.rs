@@ -55,7 +55,15 @@ fn target() -> &'static Target {
 
 fn open_demo(name: &str, num_pages: usize) -> Box<dyn Drafter> {
     let Target { config, device, .. } = target();
-    open(&demo(name), &demo_target(), config, device, NUM_SLOTS, num_pages).unwrap()
+    open(
+        &demo(name),
+        &demo_target(),
+        config,
+        device,
+        NUM_SLOTS,
+        num_pages,
+    )
+    .unwrap()
 }
 
 /// Three taps of `num_rows` rows with values as large as a residual stream's.
@@ -73,7 +81,13 @@ fn taps(seed: u32, num_rows: usize) -> Vec<Buffer<f32>> {
         .collect()
 }
 
-fn extend(drafter: &mut dyn Drafter, slot: usize, first: usize, taps: &[Buffer<f32>], rows: &[u32]) {
+fn extend(
+    drafter: &mut dyn Drafter,
+    slot: usize,
+    first: usize,
+    taps: &[Buffer<f32>],
+    rows: &[u32],
+) {
     assert!(drafter.reserve(slot, first + rows.len()));
     drafter
         .extend_context(&target().device, slot, first, taps, rows)
@@ -157,7 +171,10 @@ fn proposals_hold_what_was_asked_for() {
                     assert!(level.log_probs.is_sorted_by(|a, b| a >= b));
                 }
                 ScoreKind::Conditional => {
-                    assert_eq!((top_k, level.num_parents), (16, if depth == 0 { 1 } else { 16 }));
+                    assert_eq!(
+                        (top_k, level.num_parents),
+                        (16, if depth == 0 { 1 } else { 16 })
+                    );
                     for given_parent in level.log_probs.chunks(top_k) {
                         let sum: f32 = given_parent.iter().map(|p| p.exp()).sum();
                         assert!((sum - 1.0).abs() < 1e-5, "{sum}");
@@ -184,7 +201,13 @@ fn fewer_drafts_are_the_first_of_more() {
         fill(&mut *drafter, 0, 1, 70);
         let all = propose(&mut *drafter, &[anchor(0, 12, 70)], 15, scores).unwrap();
         for num_draft_tokens in [1, 8] {
-            let few = propose(&mut *drafter, &[anchor(0, 12, 70)], num_draft_tokens, scores).unwrap();
+            let few = propose(
+                &mut *drafter,
+                &[anchor(0, 12, 70)],
+                num_draft_tokens,
+                scores,
+            )
+            .unwrap();
             assert_eq!(few[0].levels, all[0].levels[..num_draft_tokens], "{name}");
         }
     }
@@ -295,7 +318,11 @@ fn contexts_with_gaps_are_refused() {
     let behind = propose(&mut *drafter, &[anchor(0, 1, 11)], 3, MARGINAL);
     assert!(matches!(
         behind,
-        Err(Error::Drafter(DrafterError::ContextGap { expected: 10, got: 11, .. }))
+        Err(Error::Drafter(DrafterError::ContextGap {
+            expected: 10,
+            got: 11,
+            ..
+        }))
     ));
     let unreserved = drafter.extend_context(device, 1, 0, &taps(1, 1), &[0]);
     assert!(matches!(unreserved, Err(Error::Kernel(_))));
@@ -307,7 +334,12 @@ fn contexts_with_gaps_are_refused() {
 fn requests_a_drafter_cannot_serve_are_refused() {
     let mut drafter = open_demo("dflash", 1);
     for num_draft_tokens in [0, 16] {
-        let error = propose(&mut *drafter, &[anchor(0, 1, 0)], num_draft_tokens, MARGINAL);
+        let error = propose(
+            &mut *drafter,
+            &[anchor(0, 1, 0)],
+            num_draft_tokens,
+            MARGINAL,
+        );
         assert!(matches!(
             error,
             Err(Error::Drafter(DrafterError::DraftLength { expected: 15, got })) if got == num_draft_tokens
@@ -316,7 +348,10 @@ fn requests_a_drafter_cannot_serve_are_refused() {
     let error = propose(&mut *drafter, &[anchor(0, 1, 0)], 3, ScoreKind::Conditional);
     assert!(matches!(
         error,
-        Err(Error::Drafter(DrafterError::NoConditionalScores { method: "dflash", .. }))
+        Err(Error::Drafter(DrafterError::NoConditionalScores {
+            method: "dflash",
+            ..
+        }))
     ));
     assert_eq!(propose(&mut *drafter, &[], 3, MARGINAL).unwrap(), []);
 }
@@ -328,9 +363,15 @@ fn a_drafter_for_another_target_does_not_open() {
         config["num_target_layers"] = 64.into();
     });
     let Target { config, device, .. } = target();
-    let error = open(dir.path(), &demo_target(), config, device, 1, 1).err().unwrap();
+    let error = open(dir.path(), &demo_target(), config, device, 1, 1)
+        .err()
+        .unwrap();
     assert!(matches!(
         error,
-        Error::Drafter(DrafterError::Pairing { expected: 8, got: 64, .. })
+        Error::Drafter(DrafterError::Pairing {
+            expected: 8,
+            got: 64,
+            ..
+        })
     ));
 }

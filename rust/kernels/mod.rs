@@ -27,6 +27,8 @@ pub(crate) mod vectors;
 
 use rayon::prelude::*;
 
+use rayon::prelude::*;
+
 use crate::device::{Device, HostDevice};
 use crate::error::KernelError;
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-
 from specpilot_rs._core import kernels
+from tolerances import assert_close
 
 
 def oracle(x, delta, base, side):
@@ -28,7 +28,14 @@ def arrays(rng, block_size, num_blocks, width, taps, group_size):
     return x, delta, normal(2, taps, width)
 
 
-SHAPES = [(1, 1, 16, 2, 16), (16, 1, 32, 2, 16), (8, 3, 48, 2, 16), (5, 2, 21, 3, 7), (3, 2, 6, 4, 1), (4, 1, 8, 1, 8)]
+SHAPES = [
+    (1, 1, 16, 2, 16),
+    (16, 1, 32, 2, 16),
+    (8, 3, 48, 2, 16),
+    (5, 2, 21, 3, 7),
+    (3, 2, 6, 4, 1),
+    (4, 1, 8, 1, 8),
+]
 
 
 @pytest.mark.parametrize("side", [0, 1])
@@ -36,7 +43,7 @@ SHAPES = [(1, 1, 16, 2, 16), (16, 1, 32, 2, 16), (8, 3, 48, 2, 16), (5, 2, 21, 3
 def test_matches_the_formula(shape, side):
     x, delta, base = arrays(np.random.default_rng(0), *shape)
     got = kernels.block_conv(x, delta, base, bool(side))
-    np.testing.assert_allclose(got, oracle(x, delta, base, side), atol=2e-6, rtol=2e-6)
+    assert_close("block_conv", got, oracle(x, delta, base, side))
 
 
 def test_adds_to_the_residual_stream():
@@ -64,7 +71,7 @@ def test_nothing_crosses_blocks_or_runs_backwards():
 
 def test_bad_arguments_are_refused_by_name():
     x, delta, base = arrays(np.random.default_rng(5), 4, 1, 32, 2, 16)
-    with pytest.raises(ValueError, match="base.*at least 128.*got 64"):
+    with pytest.raises(ValueError, match=r"base.*at least 128.*got 64"):
         kernels.block_conv(x, delta, base[:1].copy(), False)
     with pytest.raises(ValueError, match="width"):
         kernels.block_conv(x[:, :, :31].copy(), delta, base, False)

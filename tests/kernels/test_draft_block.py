@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-
 from specpilot_rs._core import kernels
+from tolerances import assert_close
 
 PAGE = 64
 
 
 def oracle(q, k_block, v_block, k_context, v_context, *, scale, causal, window):
-    """One block: q [B, q_heads, d], k_block/v_block [B, kv_heads, d], k_context/v_context [n, kv_heads, d]."""
+    """One block: q [B, q_heads, d], keys and values [B or n, kv_heads, d]."""
     block_size, q_heads, _ = q.shape
     kv_heads = k_block.shape[1]
     context_len = len(k_context)
@@ -82,7 +82,7 @@ class Case:
 def test_matches_the_formula(context_lens, causal, window):
     case = Case(np.random.default_rng(0), context_lens)
     options = {"scale": 0.2, "causal": causal, "window": window}
-    np.testing.assert_allclose(case.run(**options), case.expected(**options), atol=2e-6, rtol=2e-5)
+    assert_close("draft_block", case.run(**options), case.expected(**options))
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (6, 2), (8, 8)])
@@ -91,16 +91,17 @@ def test_head_layouts(heads, head_dim):
     rng = np.random.default_rng(1)
     case = Case(rng, [70, 5], block_size=16, q_heads=heads[0], kv_heads=heads[1], head_dim=head_dim)
     options = {"scale": head_dim**-0.5, "causal": False, "window": None}
-    np.testing.assert_allclose(case.run(**options), case.expected(**options), atol=3e-6, rtol=3e-5)
+    assert_close("draft_block", case.run(**options), case.expected(**options))
 
 
 def test_large_scores_do_not_overflow():
     case = Case(np.random.default_rng(2), [20])
     case.q *= 200
     options = {"scale": 1.0, "causal": False, "window": None}
-    got = case.run(**options)
+    got, want = case.run(**options), case.expected(**options)
+    # One key wins nearly everywhere; fp32 scores of some thousands decide the rest only roughly.
     assert np.isfinite(got).all()
-    np.testing.assert_allclose(got, case.expected(**options), atol=1e-3, rtol=1e-3)
+    assert np.abs(got - want).max() < 1e-3
 
 
 def test_a_block_does_not_depend_on_its_neighbours():
@@ -118,9 +119,9 @@ def test_bad_arguments_are_refused_by_name():
     with pytest.raises(ValueError, match="window"):
         case.run(window=0, **options)
     case.context_lens = [129]
-    with pytest.raises(ValueError, match="page_table.*at least 3.*got 2"):
+    with pytest.raises(ValueError, match=r"page_table.*at least 3.*got 2"):
         case.run(**options)
     case.context_lens = [70]
     case.page_tables = [np.array([0, 99], np.uint32)]
-    with pytest.raises(ValueError, match="page_table.*below 3, got 99"):
+    with pytest.raises(ValueError, match=r"page_table.*below 3, got 99"):
         case.run(**options)

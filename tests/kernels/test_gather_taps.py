@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from specpilot_rs._core import kernels
 
 
@@ -17,7 +16,7 @@ def test_rows_of_all_taps_lie_side_by_side(num_taps, rows):
 
 def test_bad_arguments_are_refused_by_name():
     taps = [np.zeros((4, 8), np.float32), np.zeros((3, 8), np.float32)]
-    with pytest.raises(ValueError, match="taps.*at least 32.*got 24"):
+    with pytest.raises(ValueError, match=r"taps.*at least 32.*got 24"):
         kernels.gather_taps(taps, [3])
-    with pytest.raises(ValueError, match="width|taps"):
+    with pytest.raises(ValueError, match=r"width|taps"):
         kernels.gather_taps([], [0])

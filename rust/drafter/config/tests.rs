@@ -88,8 +88,14 @@ fn a_published_config_gives_the_published_tensors() {
     let shape = |name: &str| &tensors.iter().find(|(n, _)| n == name).unwrap().1[..];
     assert_eq!(shape("fc.weight"), [6656, 33280]);
     assert_eq!(shape("layers.4.attention_conv.base_kernel"), [2, 2, 6656]);
-    assert_eq!(shape("layers.0.mlp_conv.kernel_projection.weight"), [1664, 6656]);
-    assert_eq!(shape("candidate_selector.successor_codebook"), [202048, 256]);
+    assert_eq!(
+        shape("layers.0.mlp_conv.kernel_projection.weight"),
+        [1664, 6656]
+    );
+    assert_eq!(
+        shape("candidate_selector.successor_codebook"),
+        [202048, 256]
+    );
     let sliding = DraftLayerConfig {
         causal: false,
         window: Some(2048),
@@ -112,7 +118,10 @@ fn older_files_keep_keys_at_the_top() {
     let read = from_json(MethodKind::DFlash, &config).unwrap();
     assert_eq!((read.block_size, read.mask_token_id), (16, 3));
     assert_eq!(read.target_layer_ids, [1, 4, 6]);
-    assert_eq!((read.rope.theta, &read.rope.scaling), (1e6, &RopeScaling::None));
+    assert_eq!(
+        (read.rope.theta, &read.rope.scaling),
+        (1e6, &RopeScaling::None)
+    );
     assert_eq!(read.logit_shape.softcap, Some(30.0));
 }
 
@@ -135,7 +144,12 @@ fn causality_and_windows_follow_the_order_of_precedence() {
         config["layer_types"] = json!(sliding);
         config["sliding_window"] = json!(128);
         edit(&mut config);
-        from_json(MethodKind::DFlash, &config).map(|c| c.layers.iter().map(|l| (l.causal, l.window)).collect::<Vec<_>>())
+        from_json(MethodKind::DFlash, &config).map(|c| {
+            c.layers
+                .iter()
+                .map(|l| (l.causal, l.window))
+                .collect::<Vec<_>>()
+        })
     };
     let by_type = layers(&|_| {}).unwrap();
     assert_eq!(by_type, [(true, Some(128)), (false, None)]);
@@ -178,7 +192,9 @@ fn unusable_keys_are_refused_by_name() {
             level => section(&mut config, level),
         };
         place.insert(key.to_owned(), value.clone());
-        let error = from_json(MethodKind::DFlash, &config).expect_err(key).into();
+        let error = from_json(MethodKind::DFlash, &config)
+            .expect_err(key)
+            .into();
         assert_says(&error, &[key, &value.to_string()]);
     }
     let mut config = demo_json();
@@ -218,7 +234,10 @@ fn other_kinds_are_refused_by_their_name() {
             matches!(&error, Error::Drafter(DrafterError::Unsupported { got, .. }) if got == name),
             "{error}"
         );
-        assert_says(&error, &["DFlashDraftModel, DFlash2DraftModel", "config.json"]);
+        assert_says(
+            &error,
+            &["DFlashDraftModel, DFlash2DraftModel", "config.json"],
+        );
     }
 }
 
@@ -231,13 +250,22 @@ fn a_name_against_the_tensors_is_refused_naming_both() {
     let as_dflash = dflash2_copy();
     edit_json(as_dflash.path(), "config.json", rename("DFlashDraftModel"));
     let as_dflash2 = dflash_copy();
-    edit_json(as_dflash2.path(), "config.json", rename("DFlash2DraftModel"));
+    edit_json(
+        as_dflash2.path(),
+        "config.json",
+        rename("DFlash2DraftModel"),
+    );
     let dspark = copy(&demo("dspark"));
     edit_json(dspark.path(), "config.json", rename("DFlashDraftModel"));
     let eagle3 = copy(&demo("eagle3"));
     edit_json(eagle3.path(), "config.json", rename("DFlash2DraftModel"));
     for (dir, config, tensors, evidence) in [
-        (&as_dflash, "DFlash", "DFlash2", "candidate_selector.hidden_projection.weight"),
+        (
+            &as_dflash,
+            "DFlash",
+            "DFlash2",
+            "candidate_selector.hidden_projection.weight",
+        ),
         (&as_dflash2, "DFlash2", "DFlash", "no candidate_selector"),
         (&dspark, "DFlash", "DSpark", "confidence_head.proj.bias"),
         (&eagle3, "DFlash2", "EAGLE-3", "d2t"),
@@ -261,13 +289,16 @@ fn every_tensor_must_be_there_and_be_used() {
         edit_tensors(dir.path(), WEIGHTS, edit);
         refused(dir.path())
     };
-    let position = |tensors: &[RawTensor], name: &str| tensors.iter().position(|t| t.name == name).unwrap();
+    let position =
+        |tensors: &[RawTensor], name: &str| tensors.iter().position(|t| t.name == name).unwrap();
     let codebook = "candidate_selector.successor_codebook";
 
     let dropped = damage(&|tensors| {
         tensors.remove(position(tensors, codebook));
     });
-    assert!(matches!(&dropped, Error::Checkpoint(CheckpointError::MissingTensor { tensor, .. }) if tensor == codebook));
+    assert!(
+        matches!(&dropped, Error::Checkpoint(CheckpointError::MissingTensor { tensor, .. }) if tensor == codebook)
+    );
 
     let renamed = damage(&|tensors| {
         let i = position(tensors, "layers.1.mlp_conv.base_kernel");
@@ -275,7 +306,11 @@ fn every_tensor_must_be_there_and_be_used() {
     });
     assert_says(
         &renamed,
-        &["layers.1.mlp_conv.base_kernel", "layers.1.mlp_conv.base_kernels", "[2, 2, 256]"],
+        &[
+            "layers.1.mlp_conv.base_kernel",
+            "layers.1.mlp_conv.base_kernels",
+            "[2, 2, 256]",
+        ],
     );
 
     let extra = damage(&|tensors| {

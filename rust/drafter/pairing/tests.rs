@@ -12,7 +12,12 @@ fn pair() -> (DrafterConfig, ModelConfig) {
 }
 
 fn run(drafter: &DrafterConfig, target: &ModelConfig) -> Result<Vec<usize>, DrafterError> {
-    check(Path::new("drafters/d"), drafter, Path::new("targets/t"), target)
+    check(
+        Path::new("drafters/d"),
+        drafter,
+        Path::new("targets/t"),
+        target,
+    )
 }
 
 #[test]
@@ -25,18 +30,29 @@ fn the_demo_pair_fits() {
 fn sizes_that_differ_are_refused_naming_both_sides() {
     type Edit = fn(&mut DrafterConfig, &mut ModelConfig);
     let cases: [(&str, usize, usize, Edit); 4] = [
-        ("hidden_size", 512, 256, |_, target| target.hidden_size = 512),
-        ("vocab_size", 8192, 9000, |drafter, _| drafter.vocab_size = Some(9000)),
+        ("hidden_size", 512, 256, |_, target| {
+            target.hidden_size = 512
+        }),
+        ("vocab_size", 8192, 9000, |drafter, _| {
+            drafter.vocab_size = Some(9000)
+        }),
         ("number of target layers", 8, 64, |drafter, _| {
             drafter.num_target_layers = Some(64);
         }),
-        ("mask_token_id", 8192, 8192, |drafter, _| drafter.mask_token_id = 8192),
+        ("mask_token_id", 8192, 8192, |drafter, _| {
+            drafter.mask_token_id = 8192
+        }),
     ];
     for (size, expected, got, edit) in cases {
         let (mut drafter, mut target) = pair();
         edit(&mut drafter, &mut target);
         let message = run(&drafter, &target).unwrap_err().to_string();
-        for part in ["drafters/d", "targets/t", size, &format!("{got} in the drafter, {expected} in the target")] {
+        for part in [
+            "drafters/d",
+            "targets/t",
+            size,
+            &format!("{got} in the drafter, {expected} in the target"),
+        ] {
             assert!(message.contains(part), "`{part}` not in: {message}");
         }
     }

@@ -52,6 +52,8 @@ pub(super) mod kernels_module {
     #[pymodule_export]
     use super::gate::gate;
     #[pymodule_export]
+    use super::gather_taps::gather_taps;
+    #[pymodule_export]
     use super::gdn_fold::gdn_fold;
     #[pymodule_export]
     use super::gdn_wy::{gdn_anchor_of, gdn_wy};
