@@ -62,12 +62,21 @@ impl Engine {
         options.validate()?;
         let config = ModelConfig::read(model)?;
         let device = Device::host(options.num_threads)?;
-        let max_model_len = options.max_model_len.unwrap_or(config.max_position_embeddings);
+        let max_model_len = options
+            .max_model_len
+            .unwrap_or(config.max_position_embeddings);
         let pages_per_sequence = max_model_len.div_ceil(KV_BLOCK);
         let drafter = drafter_dir
             .map(|dir| {
                 let num_pages = pages_per_sequence * options.max_num_seqs;
-                drafter::open(dir, model, &config, &device, options.max_num_seqs, num_pages)
+                drafter::open(
+                    dir,
+                    model,
+                    &config,
+                    &device,
+                    options.max_num_seqs,
+                    num_pages,
+                )
             })
             .transpose()?;
         if let (Some(wanted), Some(drafter), Some(dir)) = (&options.method, &drafter, drafter_dir)
@@ -173,7 +182,11 @@ impl Engine {
         params.validate()?;
         self.check_prompt(&prompt_token_ids, 1)?;
         let vocab_size = self.config().vocab_size;
-        if let Some(&id) = params.stop_token_ids.iter().find(|&&id| id as usize >= vocab_size) {
+        if let Some(&id) = params
+            .stop_token_ids
+            .iter()
+            .find(|&&id| id as usize >= vocab_size)
+        {
             return Err(RequestError::Parameter {
                 parameter: "stop_token_ids",
                 expected: format!("ids below the vocabulary size {vocab_size}"),
@@ -262,7 +275,9 @@ impl Engine {
     }
 
     fn step_once(&mut self) -> Result<Vec<StepEvent>> {
-        let ModelPair { caches, drafter, .. } = &mut self.pair;
+        let ModelPair {
+            caches, drafter, ..
+        } = &mut self.pair;
         let take_slot = |num_positions| {
             let slot = caches.admit(num_positions)?;
             if let Some(drafter) = drafter
@@ -276,7 +291,12 @@ impl Engine {
         let (max_rows, tree_nodes) = (self.plan.max_step_rows, self.plan.tree.tree_nodes);
         let batch = self.scheduler.next_batch(max_rows, tree_nodes, take_slot);
         let slots: Vec<(usize, usize)> = batch.entries.iter().map(|e| (e.index, e.slot)).collect();
-        let committed = decode_step(&mut self.pair, self.scheduler.running_mut(), &self.plan.tree, batch);
+        let committed = decode_step(
+            &mut self.pair,
+            self.scheduler.running_mut(),
+            &self.plan.tree,
+            batch,
+        );
         let committed = match committed {
             Ok(committed) => committed,
             Err(error) => {
@@ -301,7 +321,10 @@ impl Engine {
             })
             .collect();
         for (index, slot) in slots {
-            if matches!(self.scheduler.running_mut()[index].state, State::Finished(_)) {
+            if matches!(
+                self.scheduler.running_mut()[index].state,
+                State::Finished(_)
+            ) {
                 self.release(slot);
             }
         }
@@ -325,7 +348,10 @@ impl Engine {
     /// [`RequestError::Unknown`] for an id that is not known.
     pub fn stop_at(&mut self, id: RequestId, num_tokens: usize) -> Result<()> {
         self.abort(id);
-        let request = self.finished.get_mut(&id).ok_or(RequestError::Unknown { id })?;
+        let request = self
+            .finished
+            .get_mut(&id)
+            .ok_or(RequestError::Unknown { id })?;
         request.truncate_output(num_tokens);
         request.state = State::Finished(FinishReason::Stop);
         request.finished = Some(Instant::now());
@@ -349,7 +375,10 @@ impl Engine {
     /// # Errors
     /// [`RequestError::Unknown`] for an id that is unknown or has not ended.
     pub fn take_output(&mut self, id: RequestId) -> Result<EngineOutput> {
-        let request = self.finished.remove(&id).ok_or(RequestError::Unknown { id })?;
+        let request = self
+            .finished
+            .remove(&id)
+            .ok_or(RequestError::Unknown { id })?;
         let finish_reason = match request.state {
             State::Finished(reason) => reason,
             State::Waiting | State::Running { .. } => FinishReason::Abort,
@@ -364,7 +393,9 @@ impl Engine {
 /// Memory the operating system could give without swapping, where it says so.
 fn available_bytes() -> Option<u64> {
     let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = meminfo.lines().find(|line| line.starts_with("MemAvailable:"))?;
+    let line = meminfo
+        .lines()
+        .find(|line| line.starts_with("MemAvailable:"))?;
     let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
     Some(kib * 1024)
 }

@@ -58,7 +58,11 @@ impl EngineOptions {
             return value("gpu_memory_utilization", "above 0 and at most 1", got);
         }
         if self.max_model_len.is_some_and(|len| len < 2) {
-            return value("max_model_len", "at least 2", self.max_model_len.unwrap_or(0).to_string());
+            return value(
+                "max_model_len",
+                "at least 2",
+                self.max_model_len.unwrap_or(0).to_string(),
+            );
         }
         if self.num_threads == Some(0) {
             return value("num_threads", "at least 1", "0".into());

@@ -47,7 +47,9 @@ impl EnginePlan {
         drafter: Option<&dyn Drafter>,
         available_bytes: Option<u64>,
     ) -> Result<Self> {
-        let max_model_len = options.max_model_len.unwrap_or(config.max_position_embeddings);
+        let max_model_len = options
+            .max_model_len
+            .unwrap_or(config.max_position_embeddings);
         if max_model_len > config.max_position_embeddings {
             return Err(OptionError::Value {
                 option: "max_model_len",
@@ -102,19 +104,21 @@ pub fn layer_caches(config: &ModelConfig) -> Vec<LayerCache> {
         .layers
         .iter()
         .map(|layer| match layer.mixer {
-            MixerKind::Attention => {
-                LayerCache::Attention(KvShape {
-                    num_kv_heads: config.attention.num_kv_heads,
-                    head_dim: config.attention.head_dim,
-                })
-            }
+            MixerKind::Attention => LayerCache::Attention(KvShape {
+                num_kv_heads: config.attention.num_kv_heads,
+                head_dim: config.attention.head_dim,
+            }),
             MixerKind::GatedDelta => LayerCache::GatedDelta,
         })
         .collect()
 }
 
 fn resolve_tree(options: &EngineOptions, drafter: Option<&dyn Drafter>) -> Result<TreePlan> {
-    let named = options.tree.as_deref().map(str::parse::<TreePolicy>).transpose()?;
+    let named = options
+        .tree
+        .as_deref()
+        .map(str::parse::<TreePolicy>)
+        .transpose()?;
     let Some(drafter) = drafter else {
         return Ok(TreePlan {
             policy: TreePolicy::Chain,
@@ -144,8 +148,13 @@ fn resolve_tree(options: &EngineOptions, drafter: Option<&dyn Drafter>) -> Resul
         .into());
     }
     let tree_nodes = match policy {
-        TreePolicy::Chain => options.tree_nodes.unwrap_or(usize::MAX).min(num_draft_tokens + 1),
-        TreePolicy::DdTree | TreePolicy::Conditional => options.tree_nodes.unwrap_or(USUAL_TREE_NODES),
+        TreePolicy::Chain => options
+            .tree_nodes
+            .unwrap_or(usize::MAX)
+            .min(num_draft_tokens + 1),
+        TreePolicy::DdTree | TreePolicy::Conditional => {
+            options.tree_nodes.unwrap_or(USUAL_TREE_NODES)
+        }
     };
     Ok(TreePlan {
         policy,

@@ -84,7 +84,12 @@ impl SequenceCaches {
     ///
     /// # Errors
     /// [`KernelError`] when the fold refuses its arguments.
-    pub fn prepare(&mut self, device: &Device, slot: usize, last_position: usize) -> Result<(), KernelError> {
+    pub fn prepare(
+        &mut self,
+        device: &Device,
+        slot: usize,
+        last_position: usize,
+    ) -> Result<(), KernelError> {
         match &mut self.gdn {
             Some(gdn) => gdn.prepare(device, slot, last_position),
             None => Ok(()),
@@ -121,11 +126,15 @@ impl SequenceCaches {
 
     /// The recurrent cache. Panics for a model without recurrent layers.
     pub fn gdn(&self) -> &GdnCache {
-        self.gdn.as_ref().expect("a gated-delta layer implies a recurrent cache")
+        self.gdn
+            .as_ref()
+            .expect("a gated-delta layer implies a recurrent cache")
     }
 
     pub(crate) fn gdn_mut(&mut self) -> &mut GdnCache {
-        self.gdn.as_mut().expect("a gated-delta layer implies a recurrent cache")
+        self.gdn
+            .as_mut()
+            .expect("a gated-delta layer implies a recurrent cache")
     }
 
     /// Index of an attention layer among the attention layers.
@@ -143,7 +152,11 @@ impl SequenceCaches {
         paths
             .segments()
             .iter()
-            .map(|segment| self.page_tables[segment.slot].as_deref().unwrap_or_default())
+            .map(|segment| {
+                self.page_tables[segment.slot]
+                    .as_deref()
+                    .unwrap_or_default()
+            })
             .collect()
     }
 

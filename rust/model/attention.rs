@@ -27,13 +27,39 @@ pub(super) fn forward(
     // With an output gate each head's row block is [query | gate] (targets.md 0.2).
     let q_stride = head_dim * if attention.output_gate { 2 } else { 1 };
 
-    weights.v_proj.forward(device, normed, n, &mut tail.v, Epilogue::Store)?;
+    weights
+        .v_proj
+        .forward(device, normed, n, &mut tail.v, Epilogue::Store)?;
     if attention.qk_norm {
-        weights.q_proj.forward(device, normed, n, &mut workspace.q_projected, Epilogue::Store)?;
-        weights.k_proj.forward(device, normed, n, &mut workspace.k_projected, Epilogue::Store)?;
+        weights.q_proj.forward(
+            device,
+            normed,
+            n,
+            &mut workspace.q_projected,
+            Epilogue::Store,
+        )?;
+        weights.k_proj.forward(
+            device,
+            normed,
+            n,
+            &mut workspace.k_projected,
+            Epilogue::Store,
+        )?;
         for (x, x_stride, heads, weight, y) in [
-            (&workspace.q_projected, q_stride, attention.num_heads, &weights.q_norm, &mut workspace.q),
-            (&workspace.k_projected, head_dim, attention.num_kv_heads, &weights.k_norm, &mut tail.k),
+            (
+                &workspace.q_projected,
+                q_stride,
+                attention.num_heads,
+                &weights.q_norm,
+                &mut workspace.q,
+            ),
+            (
+                &workspace.k_projected,
+                head_dim,
+                attention.num_kv_heads,
+                &weights.k_norm,
+                &mut tail.k,
+            ),
         ] {
             RmsNorm::run(
                 device,
@@ -50,8 +76,12 @@ pub(super) fn forward(
             )?;
         }
     } else {
-        weights.q_proj.forward(device, normed, n, &mut workspace.q, Epilogue::Store)?;
-        weights.k_proj.forward(device, normed, n, &mut tail.k, Epilogue::Store)?;
+        weights
+            .q_proj
+            .forward(device, normed, n, &mut workspace.q, Epilogue::Store)?;
+        weights
+            .k_proj
+            .forward(device, normed, n, &mut tail.k, Epilogue::Store)?;
     }
     for (x, num_heads) in [
         (&mut workspace.q, attention.num_heads),
@@ -103,5 +133,7 @@ pub(super) fn forward(
         )?;
     }
     let residual = &mut workspace.residual;
-    weights.o_proj.forward(device, &workspace.mixed, n, residual, Epilogue::AddToOutput)
+    weights
+        .o_proj
+        .forward(device, &workspace.mixed, n, residual, Epilogue::AddToOutput)
 }

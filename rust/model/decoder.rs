@@ -61,7 +61,12 @@ pub struct Decoder {
 
 impl Decoder {
     /// A decoder that keeps the residual stream after each of `tap_layers` for a drafter.
-    pub fn new(config: ModelConfig, weights: DecoderWeights, tap_layers: &[usize], device: &Device) -> Self {
+    pub fn new(
+        config: ModelConfig,
+        weights: DecoderWeights,
+        tap_layers: &[usize],
+        device: &Device,
+    ) -> Self {
         Self {
             inverse_frequencies: Buffer::from_slice(&config.rope.inverse_frequencies()),
             workspace: Workspace::new(&config, tap_layers.len(), 0, device),
@@ -124,11 +129,17 @@ impl Decoder {
             num_rows,
         };
         for (layer, weights) in self.weights.layers.iter().enumerate() {
-            context.forward(layer, weights, &mut self.workspace, &mut self.tail.layers[layer])?;
+            context.forward(
+                layer,
+                weights,
+                &mut self.workspace,
+                &mut self.tail.layers[layer],
+            )?;
             for (tap, buffer) in self.tap_layers.iter().zip(&mut self.workspace.taps) {
                 if *tap == layer {
                     let len = num_rows * self.config.hidden_size;
-                    buffer.host_mut()[..len].copy_from_slice(&self.workspace.residual.host()[..len]);
+                    buffer.host_mut()[..len]
+                        .copy_from_slice(&self.workspace.residual.host()[..len]);
                 }
             }
             if let Some(probe) = probe.as_deref_mut() {
@@ -182,7 +193,8 @@ impl Decoder {
         committed_len: usize,
         rows: &[u32],
     ) -> Result<(), KernelError> {
-        self.tail.commit(device, caches, slot, committed_len, rows, &self.config)
+        self.tail
+            .commit(device, caches, slot, committed_len, rows, &self.config)
     }
 
     fn reserve(&mut self, num_rows: usize, device: &Device) {
@@ -214,7 +226,11 @@ impl LayerContext<'_> {
         workspace: &mut Workspace,
         tail: &mut LayerTail,
     ) -> Result<(), KernelError> {
-        self.norm(&workspace.residual, &weights.input_norm, &mut workspace.normed)?;
+        self.norm(
+            &workspace.residual,
+            &weights.input_norm,
+            &mut workspace.normed,
+        )?;
         match (&weights.mixer, tail) {
             (MixerWeights::Attention(weights), LayerTail::Attention(tail)) => {
                 attention::forward(self, layer, weights, workspace, tail)?;
@@ -231,8 +247,12 @@ impl LayerContext<'_> {
         )?;
         let (device, n) = (self.device, self.num_rows);
         let normed = &workspace.normed;
-        weights.gate_proj.forward(device, normed, n, &mut workspace.gate, Epilogue::Store)?;
-        weights.up_proj.forward(device, normed, n, &mut workspace.up, Epilogue::Store)?;
+        weights
+            .gate_proj
+            .forward(device, normed, n, &mut workspace.gate, Epilogue::Store)?;
+        weights
+            .up_proj
+            .forward(device, normed, n, &mut workspace.up, Epilogue::Store)?;
         Gate::run(
             device,
             GateArgs {
@@ -246,10 +266,17 @@ impl LayerContext<'_> {
             },
         )?;
         let residual = &mut workspace.residual;
-        weights.down_proj.forward(device, &workspace.up, n, residual, Epilogue::AddToOutput)
+        weights
+            .down_proj
+            .forward(device, &workspace.up, n, residual, Epilogue::AddToOutput)
     }
 
-    fn norm(&self, x: &Buffer<f32>, weight: &Buffer<f32>, y: &mut Buffer<f32>) -> Result<(), KernelError> {
+    fn norm(
+        &self,
+        x: &Buffer<f32>,
+        weight: &Buffer<f32>,
+        y: &mut Buffer<f32>,
+    ) -> Result<(), KernelError> {
         RmsNorm::run(
             self.device,
             RmsNormArgs {
@@ -270,7 +297,8 @@ impl Workspace {
     fn new(config: &ModelConfig, num_taps: usize, rows: usize, device: &Device) -> Self {
         let attention = &config.attention;
         let q_width = attention.num_heads * attention.head_dim;
-        let gdn_width = |f: fn(&super::config::GdnConfig) -> usize| config.gdn.as_ref().map_or(0, f);
+        let gdn_width =
+            |f: fn(&super::config::GdnConfig) -> usize| config.gdn.as_ref().map_or(0, f);
         let value_width = gdn_width(|g| g.num_value_heads * g.value_dim);
         let value_heads = gdn_width(|g| g.num_value_heads);
         let alloc = |width: usize| device.alloc(rows * width);
@@ -295,13 +323,19 @@ impl Workspace {
 impl ResidualProbe {
     fn observe(&mut self, residual: &Buffer<f32>, num_rows: usize, width: usize) {
         self.residual_l2.push(row_norms(residual, num_rows, width));
-        self.residuals.push(residual.host()[..num_rows * width].to_vec());
+        self.residuals
+            .push(residual.host()[..num_rows * width].to_vec());
     }
 }
 
 fn row_norms(rows: &Buffer<f32>, num_rows: usize, width: usize) -> Vec<f32> {
     rows.host()[..num_rows * width]
         .chunks_exact(width)
-        .map(|row| row.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt() as f32)
+        .map(|row| {
+            row.iter()
+                .map(|&x| f64::from(x) * f64::from(x))
+                .sum::<f64>()
+                .sqrt() as f32
+        })
         .collect()
 }

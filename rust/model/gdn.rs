@@ -20,10 +20,18 @@ pub(super) fn forward(
 ) -> Result<(), KernelError> {
     let (device, n) = (context.device, context.num_rows);
     let normed = &workspace.normed;
-    weights.in_proj_qkv.forward(device, normed, n, &mut tail.qkv, Epilogue::Store)?;
-    weights.in_proj_z.forward(device, normed, n, &mut workspace.z, Epilogue::Store)?;
-    weights.in_proj_a.forward(device, normed, n, &mut workspace.a, Epilogue::Store)?;
-    weights.in_proj_b.forward(device, normed, n, &mut workspace.b, Epilogue::Store)?;
+    weights
+        .in_proj_qkv
+        .forward(device, normed, n, &mut tail.qkv, Epilogue::Store)?;
+    weights
+        .in_proj_z
+        .forward(device, normed, n, &mut workspace.z, Epilogue::Store)?;
+    weights
+        .in_proj_a
+        .forward(device, normed, n, &mut workspace.a, Epilogue::Store)?;
+    weights
+        .in_proj_b
+        .forward(device, normed, n, &mut workspace.b, Epilogue::Store)?;
     let gdn = context.caches.gdn();
     GdnWy::run(
         device,
@@ -47,5 +55,7 @@ pub(super) fn forward(
         },
     )?;
     let residual = &mut workspace.residual;
-    weights.out_proj.forward(device, &workspace.mixed, n, residual, Epilogue::AddToOutput)
+    weights
+        .out_proj
+        .forward(device, &workspace.mixed, n, residual, Epilogue::AddToOutput)
 }

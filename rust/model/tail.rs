@@ -40,8 +40,10 @@ impl PassTail {
             .iter()
             .map(|layer| match (layer.mixer, &config.gdn) {
                 (MixerKind::GatedDelta, Some(gdn)) => {
-                    let (k_width, v_width) =
-                        (gdn.num_key_heads * gdn.key_dim, gdn.num_value_heads * gdn.value_dim);
+                    let (k_width, v_width) = (
+                        gdn.num_key_heads * gdn.key_dim,
+                        gdn.num_value_heads * gdn.value_dim,
+                    );
                     LayerTail::GatedDelta(GatedDeltaTail {
                         qkv: alloc(2 * k_width + v_width),
                         log: GdnTail {

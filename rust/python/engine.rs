@@ -26,7 +26,12 @@ pub struct Engine {
 impl Engine {
     #[new]
     #[pyo3(signature = (*, model, drafter, options))]
-    fn new(py: Python<'_>, model: PathBuf, drafter: Option<PathBuf>, options: &Bound<'_, PyAny>) -> PyResult<Self> {
+    fn new(
+        py: Python<'_>,
+        model: PathBuf,
+        drafter: Option<PathBuf>,
+        options: &Bound<'_, PyAny>,
+    ) -> PyResult<Self> {
         let options = extract_options(options)?;
         let opened = py.detach(|| {
             catch_panic(|| engine::Engine::open(&model, drafter.as_deref(), &options))
@@ -78,7 +83,9 @@ impl Engine {
             logits: record_logits,
             rounds: record_rounds,
         };
-        self.with(py, |engine| engine.add_request(prompt_token_ids, &params, record))
+        self.with(py, |engine| {
+            engine.add_request(prompt_token_ids, &params, record)
+        })
     }
 
     fn step(&self, py: Python<'_>) -> PyResult<Vec<StepEvent>> {
@@ -125,7 +132,10 @@ impl Engine {
     ) -> PyResult<R> {
         let result = py.detach(|| {
             // `catch_panic` below keeps panics from poisoning the lock; a poisoned one would still hold a valid option.
-            let mut inner = self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut inner = self
+                .inner
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
             let engine = inner.as_mut().ok_or(InternalError::Closed)?;
             let result = catch_panic(|| work(engine));
             if let Err(crate::error::Error::Internal(_)) = result {
@@ -195,7 +205,10 @@ impl Description {
         dict.set_item("suppress_tokens", self.suppress_tokens)?;
         dict.set_item("dtype", "float32")?;
         dict.set_item("device", self.device)?;
-        dict.set_item("isa", format!("{:?}", crate::kernels::simd::isa()).to_lowercase())?;
+        dict.set_item(
+            "isa",
+            format!("{:?}", crate::kernels::simd::isa()).to_lowercase(),
+        )?;
         dict.set_item("max_model_len", self.plan.max_model_len)?;
         dict.set_item("max_num_seqs", self.plan.max_num_seqs)?;
         dict.set_item("max_step_rows", self.plan.max_step_rows)?;

@@ -6,24 +6,54 @@ use pyo3::prelude::*;
 
 use crate::error::Error;
 
-create_exception!(specpilot_rs, SpecPilotError, PyException, "Base of all errors of this package.");
-create_exception!(specpilot_rs, DeviceError, SpecPilotError, "A device could not be set up.");
-create_exception!(specpilot_rs, KernelError, SpecPilotError, "A kernel refused its arguments.");
+create_exception!(
+    specpilot_rs,
+    SpecPilotError,
+    PyException,
+    "Base of all errors of this package."
+);
+create_exception!(
+    specpilot_rs,
+    DeviceError,
+    SpecPilotError,
+    "A device could not be set up."
+);
+create_exception!(
+    specpilot_rs,
+    KernelError,
+    SpecPilotError,
+    "A kernel refused its arguments."
+);
 create_exception!(
     specpilot_rs,
     CheckpointError,
     SpecPilotError,
     "Files or tensors of a checkpoint are not what its config says."
 );
-create_exception!(specpilot_rs, ConfigError, SpecPilotError, "A config.json cannot be used.");
+create_exception!(
+    specpilot_rs,
+    ConfigError,
+    SpecPilotError,
+    "A config.json cannot be used."
+);
 create_exception!(
     specpilot_rs,
     DrafterError,
     SpecPilotError,
     "A drafter does not fit its target or the options asked of it."
 );
-create_exception!(specpilot_rs, OptionError, SpecPilotError, "An option cannot be honoured.");
-create_exception!(specpilot_rs, RequestError, SpecPilotError, "A request cannot be served.");
+create_exception!(
+    specpilot_rs,
+    OptionError,
+    SpecPilotError,
+    "An option cannot be honoured."
+);
+create_exception!(
+    specpilot_rs,
+    RequestError,
+    SpecPilotError,
+    "A request cannot be served."
+);
 create_exception!(
     specpilot_rs,
     InternalError,

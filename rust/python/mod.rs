@@ -18,8 +18,8 @@ mod core_module {
     use super::engine::Engine;
     #[pymodule_export]
     use super::errors::{
-        CheckpointError, ConfigError, DeviceError, DrafterError, InternalError, KernelError, OptionError,
-        RequestError, SpecPilotError,
+        CheckpointError, ConfigError, DeviceError, DrafterError, InternalError, KernelError,
+        OptionError, RequestError, SpecPilotError,
     };
     #[pymodule_export]
     use super::kernels::kernels_module;

@@ -95,16 +95,32 @@ pub struct ScoreRecord {
 }
 
 impl ScoreRecord {
-    pub(super) fn new(py: Python<'_>, record: request::ScoreRecord, config: &ModelConfig) -> PyResult<Self> {
+    pub(super) fn new(
+        py: Python<'_>,
+        record: request::ScoreRecord,
+        config: &ModelConfig,
+    ) -> PyResult<Self> {
         let (t, points) = (record.num_rows, config.layers.len() + 1);
         // Recorded row by row; Python gets one row of norms per layer.
         let residual_l2: Vec<f32> = (0..points)
-            .flat_map(|point| record.residual_l2.iter().skip(point).step_by(points).copied())
+            .flat_map(|point| {
+                record
+                    .residual_l2
+                    .iter()
+                    .skip(point)
+                    .step_by(points)
+                    .copied()
+            })
             .collect();
         let gdn_state = match (record.gdn_state, &config.gdn) {
             (Some(state), Some(gdn)) => {
                 let per_layer = gdn.num_value_heads * gdn.key_dim * gdn.value_dim;
-                let shape = [state.len() / per_layer, gdn.num_value_heads, gdn.key_dim, gdn.value_dim];
+                let shape = [
+                    state.len() / per_layer,
+                    gdn.num_value_heads,
+                    gdn.key_dim,
+                    gdn.value_dim,
+                ];
                 Some(array(py, state, shape)?)
             }
             _ => None,
@@ -141,17 +157,26 @@ pub struct EngineOutput {
 }
 
 impl EngineOutput {
-    pub(super) fn new(py: Python<'_>, output: engine::EngineOutput, config: &ModelConfig) -> PyResult<Self> {
+    pub(super) fn new(
+        py: Python<'_>,
+        output: engine::EngineOutput,
+        config: &ModelConfig,
+    ) -> PyResult<Self> {
         let request = output.request;
         let record = match request.record_from {
-            Some(_) => Some(Py::new(py, ScoreRecord::new(py, request.record.clone(), config)?)?),
+            Some(_) => Some(Py::new(
+                py,
+                ScoreRecord::new(py, request.record.clone(), config)?,
+            )?),
             None => None,
         };
         let rounds = request
             .record_rounds
             .then(|| {
                 let rounds = request.passes.iter().cloned();
-                rounds.map(|pass| Py::new(py, RoundRecord::from(pass))).collect()
+                rounds
+                    .map(|pass| Py::new(py, RoundRecord::from(pass)))
+                    .collect()
             })
             .transpose()?;
         Ok(Self {

@@ -86,7 +86,11 @@ impl Scheduler {
 
     /// Ids of all requests that wait or run.
     pub fn ids(&self) -> Vec<RequestId> {
-        self.running.iter().chain(&self.waiting).map(|r| r.id).collect()
+        self.running
+            .iter()
+            .chain(&self.waiting)
+            .map(|r| r.id)
+            .collect()
     }
 }
 

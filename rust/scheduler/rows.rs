@@ -51,7 +51,12 @@ mod tests {
                     ignore_eos: true,
                     stop_token_ids: vec![],
                 };
-                let mut request = Request::new(id as u64, vec![0; num_prompt_tokens], &params, &Default::default());
+                let mut request = Request::new(
+                    id as u64,
+                    vec![0; num_prompt_tokens],
+                    &params,
+                    &Default::default(),
+                );
                 request.committed_len = committed_len;
                 request.state = State::Running { slot: id };
                 request

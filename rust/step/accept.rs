@@ -25,7 +25,9 @@ pub fn accept(requests: &[Request], verified: Verified) -> Accepted {
             let predicted = &predicted[segment.rows.clone()];
             let first_row = segment.rows.start as u32;
             match &entry.work {
-                Work::Prompt { completes, .. } => accept_prompt(request, predicted, first_row, *completes),
+                Work::Prompt { completes, .. } => {
+                    accept_prompt(request, predicted, first_row, *completes)
+                }
                 Work::Decode { .. } => accept_tree(request, tree, predicted, first_row),
             }
         })

@@ -8,13 +8,19 @@ use crate::request::{DecodePass, Request, State};
 
 use super::decode_step::ModelPair;
 use super::tree::TokenTree;
-use super::types::{Accepted, AcceptedPath, BatchEntry, Committed, CommittedEntry, RowRecords, Work};
+use super::types::{
+    Accepted, AcceptedPath, BatchEntry, Committed, CommittedEntry, RowRecords, Work,
+};
 
 /// Commits every entry's path.
 ///
 /// # Errors
 /// Whatever a kernel or the drafter refuses.
-pub fn commit(pair: &mut ModelPair, requests: &mut [Request], accepted: Accepted) -> Result<Committed> {
+pub fn commit(
+    pair: &mut ModelPair,
+    requests: &mut [Request],
+    accepted: Accepted,
+) -> Result<Committed> {
     let Accepted {
         batch,
         trees,
@@ -31,7 +37,13 @@ pub fn commit(pair: &mut ModelPair, requests: &mut [Request], accepted: Accepted
         } = pair;
         target.commit(device, caches, entry.slot, entry.committed_len, &path.rows)?;
         if let (Some(drafter), None) = (drafter, path.finish) {
-            drafter.extend_context(device, entry.slot, entry.committed_len, target.taps(), &path.rows)?;
+            drafter.extend_context(
+                device,
+                entry.slot,
+                entry.committed_len,
+                target.taps(),
+                &path.rows,
+            )?;
         }
         let request = &mut requests[entry.index];
         if let Some(records) = &records {

@@ -33,7 +33,8 @@ pub fn propose(pair: &mut ModelPair, plan: &TreePlan, batch: Batch) -> Result<Pr
                     },
                 },
             };
-            let proposed = drafter.propose(&pair.device, pair.target.weights(), &anchors, wanted)?;
+            let proposed =
+                drafter.propose(&pair.device, pair.target.weights(), &anchors, wanted)?;
             for ((i, _), proposal) in speculating.into_iter().zip(proposed) {
                 proposals[i] = Some(proposal);
             }

@@ -42,7 +42,9 @@ impl TokenTree {
     pub fn chain(token_ids: &[u32]) -> Self {
         Self {
             token_ids: token_ids.to_vec(),
-            parents: (0..token_ids.len()).map(|row: usize| row.checked_sub(1)).collect(),
+            parents: (0..token_ids.len())
+                .map(|row: usize| row.checked_sub(1))
+                .collect(),
             depths: (0..token_ids.len()).collect(),
             scores: vec![0.0; token_ids.len()],
         }

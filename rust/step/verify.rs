@@ -25,7 +25,8 @@ pub fn verify(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> 
     for segment in paths.segments() {
         let last_position = segment.rows.clone().map(|row| paths.positions()[row]).max();
         let last_position = last_position.unwrap_or_default() as usize;
-        pair.caches.prepare(&pair.device, segment.slot, last_position)?;
+        pair.caches
+            .prepare(&pair.device, segment.slot, last_position)?;
     }
 
     let mut probe = batch
@@ -33,8 +34,13 @@ pub fn verify(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> 
         .iter()
         .any(|entry| requests[entry.index].record_from.is_some())
         .then(ResidualProbe::default);
-    pair.target
-        .forward(&pair.device, &token_ids, &paths, &pair.caches, probe.as_mut())?;
+    pair.target.forward(
+        &pair.device,
+        &token_ids,
+        &paths,
+        &pair.caches,
+        probe.as_mut(),
+    )?;
 
     // Rows whose choice decides something, and rows whose logits a caller wants to see.
     let mut rows = Vec::new();

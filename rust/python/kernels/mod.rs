@@ -10,9 +10,9 @@ mod draft_block;
 mod draft_select;
 mod embed_rows;
 mod gate;
+mod gather_taps;
 mod gdn_fold;
 mod gdn_wy;
-mod gather_taps;
 mod greedy_argmax;
 mod rms_norm;
 mod rope;
@@ -57,8 +57,6 @@ pub(super) mod kernels_module {
     use super::gdn_fold::gdn_fold;
     #[pymodule_export]
     use super::gdn_wy::{gdn_anchor_of, gdn_wy};
-    #[pymodule_export]
-    use super::gather_taps::gather_taps;
     #[pymodule_export]
     use super::greedy_argmax::greedy_argmax;
     #[pymodule_export]
