@@ -66,13 +66,16 @@ pub trait Lanes: Copy {
     /// below -87.3 (and -inf) give 0, inputs above 88.3 the value at 88.3.
     #[inline(always)]
     fn exp(self) -> Self {
+        // -ln 2 = HIGH + LOW; HIGH has so few bits that n * HIGH is exact.
+        const LN_2_HIGH: f32 = -355.0 / 512.0;
+        const LN_2_LOW: f32 = 2.121_944_4e-4;
         const SHIFT: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to the nearest integer
         let lowest = Self::splat(-87.3);
         let x = self.max(lowest).min(Self::splat(88.3));
         let shifted = x.mul_add(Self::splat(std::f32::consts::LOG2_E), Self::splat(SHIFT));
         let n = shifted.sub(Self::splat(SHIFT));
-        let r = n.mul_add(Self::splat(-0.693_359_375), x);
-        let r = n.mul_add(Self::splat(2.121_944_4e-4), r);
+        let r = n.mul_add(Self::splat(LN_2_HIGH), x);
+        let r = n.mul_add(Self::splat(LN_2_LOW), r);
         let mut p = Self::splat(1.0 / 720.0);
         for c in [1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
             p = p.mul_add(r, Self::splat(c));
