@@ -174,6 +174,29 @@ pub fn dot<L: Lanes>(a: &[f32], b: &[f32]) -> f32 {
     acc.sum()
 }
 
+/// The [`dot`] of `a` with each of `bs`, all of one length: the same bits, with `N` chains under way at a time.
+#[inline(always)]
+pub fn dots<L: Lanes, const N: usize>(a: &[f32], bs: [&[f32]; N]) -> [f32; N] {
+    let len = a.len();
+    let bs = bs.map(|b| &b[..len]);
+    let mut acc = [L::splat(0.0); N];
+    let mut at = 0;
+    while at + LANES <= len {
+        let x = L::load(&a[at..at + LANES]);
+        for (acc, b) in acc.iter_mut().zip(&bs) {
+            *acc = x.mul_add(L::load(&b[at..at + LANES]), *acc);
+        }
+        at += LANES;
+    }
+    if at < len {
+        let x = L::load_partial(&a[at..]);
+        for (acc, b) in acc.iter_mut().zip(&bs) {
+            *acc = x.mul_add(L::load_partial(&b[at..]), *acc);
+        }
+    }
+    acc.map(|acc| acc.sum())
+}
+
 /// `y += alpha * x`, each element rounded once.
 #[inline(always)]
 pub fn axpy<L: Lanes>(alpha: f32, x: &[f32], y: &mut [f32]) {
@@ -532,6 +555,8 @@ mod tests {
             let mut y = self.1.to_vec();
             axpy::<L>(0.37, self.0, &mut y);
             let mut out = vec![dot::<L>(self.0, self.1)];
+            out.extend(dots::<L, 2>(self.0, [self.1, self.0]));
+            assert_eq!(out[1..], [out[0], dot::<L>(self.0, self.0)]);
             out.extend(&y);
             map1::<L>(&mut y, |v| v.exp());
             out.extend(&y);

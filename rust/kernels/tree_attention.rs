@@ -222,9 +222,8 @@ impl Task for RowHead<'_> {
                     .zip(split_out.chunks_exact_mut(head_dim))
                 {
                     let mut weights = [f32::NEG_INFINITY; KV_BLOCK];
-                    for lane in lanes.clone() {
-                        weights[lane] = self.scale * simd::dot::<L>(q, k[lane]);
-                    }
+                    let seen = &mut weights[lanes.clone()];
+                    score::<L>(self.scale, q, &k[lanes.clone()], seen);
                     let decay = weigh::<L>(&mut weights, softmax);
                     add_values::<L>(decay, &weights[lanes.clone()], &v[lanes.clone()], out);
                 }
@@ -261,6 +260,22 @@ fn exp<L: Lanes>(x: f32) -> f32 {
     let mut lanes = [0.0; LANES];
     L::splat(x).exp().store(&mut lanes);
     lanes[0]
+}
+
+/// `scores[j] = scale * dot(q, k[j])`.
+#[inline(always)]
+fn score<L: Lanes>(scale: f32, q: &[f32], k: &[&[f32]], scores: &mut [f32]) {
+    const N: usize = 4;
+    let (mut keys, mut scores) = (k.chunks_exact(N), scores.chunks_exact_mut(N));
+    for (k, scores) in (&mut keys).zip(&mut scores) {
+        let products = simd::dots::<L, N>(q, [k[0], k[1], k[2], k[3]]);
+        for (score, product) in scores.iter_mut().zip(products) {
+            *score = scale * product;
+        }
+    }
+    for (k, score) in keys.remainder().iter().zip(scores.into_remainder()) {
+        *score = scale * simd::dot::<L>(q, k);
+    }
 }
 
 /// Turns a block's scores into weights relative to the running maximum, which may rise; returns the factor that takes
@@ -306,6 +321,9 @@ fn add_values<L: Lanes>(decay: f32, weights: &[f32], v: &[&[f32]], out: &mut [f3
         }
     }
     let out = wide.into_remainder();
+    if out.is_empty() {
+        return;
+    }
     let from = v[0].len() - out.len();
     simd::map1::<L>(out, |out| out.mul(L::splat(decay)));
     for (&weight, v) in weights.iter().zip(v) {

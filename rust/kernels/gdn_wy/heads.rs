@@ -230,8 +230,7 @@ impl Task for KeyHead<'_> {
             let logged = (row.anchor..row.committed_len).map(|p| log.k(shape, p, head));
             let keys = logged.chain(row.tail_rows().map(|r| &k[r * dim..][..dim]));
             for ((key, kk), qk) in keys.zip(k_products).zip(&mut *q_products) {
-                *kk = simd::dot::<L>(own_k, key);
-                *qk = simd::dot::<L>(own_q, key);
+                [*kk, *qk] = simd::dots::<L, 2>(key, [own_k, own_q]);
             }
             q_products[row.num_entries()] = simd::dot::<L>(own_q, own_k);
         }
