@@ -165,7 +165,7 @@ impl VisibleKeys<'_> {
 
     /// The vectors in sight, from `[pages, block rows]`.
     #[inline(always)]
-    fn vectors<'v>(self, [pages, block]: [&'v [f32]; 2]) -> impl Iterator<Item = &'v [f32]> {
+    fn vectors(self, [pages, block]: [&[f32]; 2]) -> impl Iterator<Item = &[f32]> {
         let from_context = (self.first..self.context.context_len).map(move |position| {
             let page = self.context.page_table[position / KV_BLOCK] as usize;
             let lane = (page * self.kv_heads + self.head) * KV_BLOCK + position % KV_BLOCK;

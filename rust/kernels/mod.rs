@@ -27,8 +27,6 @@ pub(crate) mod vectors;
 
 use rayon::prelude::*;
 
-use rayon::prelude::*;
-
 use crate::device::{Device, HostDevice};
 use crate::error::KernelError;
 
