@@ -59,7 +59,7 @@ pub fn bench(c: &mut Criterion) {
                             multiplier: 1.0,
                             softcap: None,
                         },
-                        selector: with_selector.then(|| Selector {
+                        selector: with_selector.then_some(Selector {
                             gate,
                             predecessor: codebook,
                             successor: codebook,

@@ -105,8 +105,11 @@ impl MethodKind {
     }
 }
 
+/// Whether a tensor of this name belongs to a method.
+type IsEvidence = fn(&str) -> bool;
+
 /// What tensor names say of a method; the first that matches decides.
-const EVIDENCE: [(&str, fn(&str) -> bool); 3] = [
+const EVIDENCE: [(&str, IsEvidence); 3] = [
     ("DSpark", |name| {
         name.starts_with("markov_head.") || name.starts_with("confidence_head.")
     }),

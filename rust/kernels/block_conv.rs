@@ -6,7 +6,7 @@
 //! which makes the row t positions back `row - t * num_blocks`. Taps are added in ascending order, fused.
 
 use super::bf16_matmul::Epilogue;
-use super::simd::{self, Lanes, Task};
+use super::simd::{self, LANES, Lanes, Task};
 use super::vectors::for_each_row;
 use super::{Kernel, check_len, check_size};
 use crate::device::{Buffer, HostDevice};
@@ -127,26 +127,35 @@ impl Task for RowTask<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let mut sums = vec![0.0_f32; self.group_size];
         for (group, y) in self.y.chunks_exact_mut(self.group_size).enumerate() {
-            sums.fill(0.0);
-            for tap in &self.taps {
-                let channels = group * self.group_size..(group + 1) * self.group_size;
-                let delta = tap.delta[group];
-                for ((sum, &x), &base) in sums
-                    .iter_mut()
-                    .zip(&tap.x[channels.clone()])
-                    .zip(&tap.base[channels])
-                {
-                    *sum = (base + delta).mul_add(x, *sum);
+            let mut start = group * self.group_size;
+            for y in y.chunks_mut(LANES) {
+                let channels = start..start + y.len();
+                let mut sum = L::splat(0.0);
+                for tap in &self.taps {
+                    let base = load::<L>(&tap.base[channels.clone()]);
+                    let weight = base.add(L::splat(tap.delta[group]));
+                    sum = weight.mul_add(load(&tap.x[channels.clone()]), sum);
                 }
-            }
-            for (y, &sum) in y.iter_mut().zip(&sums) {
-                *y = match self.epilogue {
+                let sum = match self.epilogue {
                     Epilogue::Store => sum,
-                    Epilogue::AddToOutput => *y + sum,
+                    Epilogue::AddToOutput => load::<L>(y).add(sum),
                 };
+                match y.len() {
+                    LANES => sum.store(y),
+                    _ => sum.store_partial(y),
+                }
+                start = channels.end;
             }
         }
+    }
+}
+
+/// At most 16 values, missing lanes zero.
+#[inline(always)]
+fn load<L: Lanes>(values: &[f32]) -> L {
+    match values.len() {
+        LANES => L::load(values),
+        _ => L::load_partial(values),
     }
 }

@@ -165,7 +165,7 @@ impl VisibleKeys<'_> {
 
     /// The vectors in sight, from `[pages, block rows]`.
     #[inline(always)]
-    fn vectors<'v>(self, [pages, block]: [&'v [f32]; 2]) -> impl Iterator<Item = &'v [f32]> {
+    fn vectors(self, [pages, block]: [&[f32]; 2]) -> impl Iterator<Item = &[f32]> {
         let from_context = (self.first..self.context.context_len).map(move |position| {
             let page = self.context.page_table[position / KV_BLOCK] as usize;
             let lane = (page * self.kv_heads + self.head) * KV_BLOCK + position % KV_BLOCK;
@@ -195,21 +195,20 @@ impl Task for RowHead<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let head_dim = self.keys.head_dim;
-        let mut weights = vec![0.0; self.keys.len()];
+        // Looked up once for all heads of the group.
+        let k: Vec<&[f32]> = self.keys.vectors(self.k).collect();
+        let v: Vec<&[f32]> = self.keys.vectors(self.v).collect();
+        let mut weights = vec![0.0; k.len()];
         for (q, out) in self
             .q
             .chunks_exact(head_dim)
             .zip(self.out.chunks_exact_mut(head_dim))
         {
-            for (weight, k) in weights.iter_mut().zip(self.keys.vectors(self.k)) {
+            for (weight, k) in weights.iter_mut().zip(&k) {
                 *weight = self.scale * simd::dot::<L>(q, k);
             }
-            let sum = L::splat(exponentiate::<L>(&mut weights));
-            out.fill(0.0);
-            for (&weight, v) in weights.iter().zip(self.keys.vectors(self.v)) {
-                simd::axpy::<L>(weight, v, out);
-            }
-            simd::map1::<L>(out, |out| out.div(sum));
+            let sum = exponentiate::<L>(&mut weights);
+            average::<L>(&weights, &v, sum, out);
         }
     }
 }
@@ -218,9 +217,45 @@ impl Task for RowHead<'_> {
 #[inline(always)]
 fn exponentiate<L: Lanes>(scores: &mut [f32]) -> f32 {
     let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    simd::map1::<L>(scores, |score| score.sub(L::splat(max)).exp());
-    scores
-        .chunks(LANES)
-        .fold(L::splat(0.0), |sum, part| sum.add(L::load_partial(part)))
-        .sum()
+    let max = L::splat(max);
+    let mut sum = L::splat(0.0);
+    let mut parts = scores.chunks_exact_mut(LANES);
+    for part in &mut parts {
+        let weights = L::load(part).sub(max).exp();
+        weights.store(part);
+        sum = sum.add(weights);
+    }
+    let rest = parts.into_remainder();
+    if !rest.is_empty() {
+        L::load_partial(rest).sub(max).exp().store_partial(rest);
+        sum = sum.add(L::load_partial(rest));
+    }
+    sum.sum()
+}
+
+/// `out = sum_j weights[j] * v[j] / sum`, keys in order; four vectors of channels at a time stay in registers.
+#[inline(always)]
+fn average<L: Lanes>(weights: &[f32], v: &[&[f32]], sum: f32, out: &mut [f32]) {
+    const WIDE: usize = 4 * LANES;
+    let sum = L::splat(sum);
+    let mut wide = out.chunks_exact_mut(WIDE);
+    for (i, out) in (&mut wide).enumerate() {
+        let mut acc = [L::splat(0.0); 4];
+        for (&weight, v) in weights.iter().zip(v) {
+            let v = &v[i * WIDE..][..WIDE];
+            for (n, acc) in acc.iter_mut().enumerate() {
+                *acc = L::splat(weight).mul_add(L::load(&v[n * LANES..]), *acc);
+            }
+        }
+        for (n, acc) in acc.into_iter().enumerate() {
+            acc.div(sum).store(&mut out[n * LANES..]);
+        }
+    }
+    let out = wide.into_remainder();
+    let from = v[0].len() - out.len();
+    out.fill(0.0);
+    for (&weight, v) in weights.iter().zip(v) {
+        simd::axpy::<L>(weight, &v[from..], out);
+    }
+    simd::map1::<L>(out, |out| out.div(sum));
 }

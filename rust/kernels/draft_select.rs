@@ -220,6 +220,9 @@ impl Task for TopK<'_> {
                 }
             }
             for (j, &logit) in chunk.iter().enumerate() {
+                if num_found == top_k && logit <= self.scores[top_k - 1] {
+                    continue;
+                }
                 // Ids ascend, so going behind equal logits keeps the lowest ids.
                 let place = self.scores[..num_found]
                     .partition_point(|&kept| kept >= logit || logit.is_nan());
@@ -251,15 +254,20 @@ impl Task for Marginal<'_> {
     fn run<L: Lanes>(self) {
         // The best candidate is the row's maximum: shaping keeps the order.
         let max = L::splat(self.scores[0]);
-        let weigh = |logits| self.shape.apply::<L>(logits).sub(max).exp();
         let mut chunks = self.logits.chunks_exact(LANES);
-        let sum = (&mut chunks).fold(L::splat(0.0), |sum, part| sum.add(weigh(L::load(part))));
-        let mut rest = [0.0; LANES];
-        let rest = &mut rest[..chunks.remainder().len()];
-        rest.copy_from_slice(chunks.remainder());
-        simd::map1::<L>(rest, weigh);
-        let sum = sum.add(L::load_partial(rest)).sum();
-        normalise::<L>(self.scores, self.scores[0], sum);
+        let mut sum = L::splat(0.0);
+        for part in &mut chunks {
+            sum = sum.add(self.shape.apply(L::load(part)).sub(max).exp());
+        }
+        let rest = chunks.remainder();
+        if !rest.is_empty() {
+            let mut weights = [0.0; LANES];
+            let scores = self.shape.apply(L::load_partial(rest));
+            scores.sub(max).exp().store(&mut weights);
+            // Lanes past the end must not count.
+            sum = sum.add(L::load_partial(&weights[..rest.len()]));
+        }
+        normalise::<L>(self.scores, self.scores[0], sum.sum());
     }
 }
 
@@ -308,7 +316,10 @@ impl Task for SelectorScores<'_> {
             }
             let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let mut weights = scores.to_vec();
-            simd::map1::<L>(&mut weights, |score| score.sub(L::splat(max)).exp());
+            for part in weights.chunks_mut(LANES) {
+                let relative = L::load_partial(part).sub(L::splat(max));
+                relative.exp().store_partial(part);
+            }
             normalise::<L>(scores, max, weights.iter().sum());
         }
     }
