@@ -32,7 +32,5 @@ criterion_group! {
         draft_select::bench, embed_rows::bench, gate::bench, gather_taps::bench,
         gdn_fold::bench, gdn_wy::bench, greedy_argmax::bench, rms_norm::bench,
         rope::bench, tree_attention::bench
-        append_kv::bench, bf16_matmul::bench, block_conv::bench, draft_block::bench, draft_select::bench,
-        gather_taps::bench, gdn_fold::bench, gdn_wy::bench, tree_attention::bench
 }
 criterion_main!(kernels);
