@@ -8,13 +8,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# One profile and one set of features everywhere, so that no dependency is compiled twice.
-CARGO_FLAGS := --release --features python
+# One profile everywhere, so that dependencies are compiled once. Tests and benches leave the binding out: they need
+# no interpreter then, and pyo3 is not rebuilt each time cargo follows maturin or the other way round.
+CARGO_FLAGS := --release
 SOURCES := Cargo.toml Cargo.lock pyproject.toml README.md \
 	$(shell find rust python/specpilot_rs -type f ! -name '*.so' ! -path '*/__pycache__/*')
 
-# The interpreter that the test binaries link and the wheel is built for must be one and the same.
-export PYO3_PYTHON := $(abspath $(BIN)/python)
+# What maturin told pyo3's build script; clippy tells it the same, or the next wheel would rebuild pyo3.
+PYO3_ENV = PYO3_BUILD_EXTENSION_MODULE=1 PYO3_PYTHON=$(abspath $(BIN)/python) \
+	PYO3_CONFIG_FILE=$(firstword $(wildcard $(abspath target/maturin)/pyo3-config-*.txt))
 
 .PHONY: help
 help: ## Print this list
@@ -38,9 +40,10 @@ $(VENV)/installed: $(SOURCES) | $(BIN)/python
 	@$(PIP) install --quiet .
 	@touch $@
 
-$(VENV)/installed-test: $(VENV)/installed
+$(VENV)/installed-test: $(SOURCES) | $(BIN)/python
+	@echo "Building and installing specpilot_rs with what its tests need (minutes the first time) ..."
 	@$(PIP) install --quiet '.[test]'
-	@touch $@
+	@touch $(VENV)/installed $@
 
 .PHONY: demo
 demo: tools $(VENV)/installed ## Install into .venv and generate from the bundled pair, plain and speculative
@@ -52,14 +55,14 @@ test: lint rust-test python-test ## Everything that CI checks
 .PHONY: lint
 lint: tools $(VENV)/installed-test ## Formatting, lints, types, stubs
 	cargo fmt --check
-	cargo clippy $(CARGO_FLAGS) --all-targets -- -D warnings
+	$(PYO3_ENV) cargo clippy $(CARGO_FLAGS) --features python --all-targets -- -D warnings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest specpilot_rs._core
 
 .PHONY: rust-test
-rust-test: tools $(BIN)/python ## Rust tests
+rust-test: tools ## Rust tests
 	@if cargo nextest --version >/dev/null 2>&1; then set -x; cargo nextest run $(CARGO_FLAGS); \
 	else set -x; cargo test $(CARGO_FLAGS); fi
 
@@ -72,8 +75,8 @@ test-slow: tools $(VENV)/installed-test ## The full grids
 	$(BIN)/pytest -m slow
 
 .PHONY: bench
-bench: tools $(BIN)/python ## Kernel benchmarks
-	cargo bench --features python
+bench: tools ## Kernel benchmarks
+	cargo bench
 
 .PHONY: format
 format: tools $(VENV)/installed-test ## Format Rust and Python in place

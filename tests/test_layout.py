@@ -86,7 +86,7 @@ def test_imports_point_down():
 
 
 def test_the_import_search_sees_every_form():
-    code = "use crate::error::Error; use crate::{device::{Buffer, Device}, kernels}; fn f() { crate::model::g() }"
+    code = "use crate::error::E; use crate::{device::{Buffer, Device}, kernels}; fn f() { crate::model::g() }"
     assert imported_modules(code) == {"error", "device", "kernels", "model"}
 
 
@@ -161,9 +161,8 @@ def test_names_say_something():
 
 
 def test_nothing_is_left_to_do():
-    # Put together here, so that this file does not hold what it looks for.
-    marks = "|".join(("TODO", "FIXME", "HACK", "todo!", "unimplemented!"))
-    marker = re.compile(rf"\b(?:{marks})")
+    # Spelt with a class, so that this file does not hold what it looks for.
+    marker = re.compile(r"\b(?:T[O]DO|F[I]XME|H[A]CK|t[o]do!|u[n]implemented!)")
     assert not [
         str(path.relative_to(ROOT)) for path in SOURCES if marker.search(path.read_text(encoding="utf-8"))
     ]

@@ -128,7 +128,7 @@ def test_settings_for_training_batches_are_dropped(tmp_path: Path):
         ("{{ eos_token }}{{ bos_token is defined }}", "<|endoftext|>False"),
         ("{{ tools is none }}{{ enable_thinking }}", "Truefalse!"),
         (
-            "{% set ns = namespace(n=0) %}{% for i in [1, 2] %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}",
+            "{% set s = namespace(n=0) %}{% for i in [1, 2] %}{% set s.n = s.n + i %}{% endfor %}{{ s.n }}",
             "3",
         ),
     ],

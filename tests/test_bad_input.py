@@ -1,0 +1,226 @@
+"""Bad input of every kind gives a typed error that says what is wrong, and the engine stays usable."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from specpilot_rs import LLM, SamplingParams, SpecPilotError
+from specpilot_rs.demo import DFLASH2_DIR, TARGET_DIR
+from specpilot_rs.errors import CheckpointError, ConfigError, DrafterError, OptionError, RequestError
+
+PROMPT = "def add(a, b):\n"
+PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def expected(demo_llm: LLM) -> list[int]:
+    return demo_llm.generate(PROMPT, PARAMS)[0].outputs[0].token_ids
+
+
+@pytest.fixture(autouse=True)
+def still_usable(demo_llm: LLM, expected: list[int]) -> Iterator[None]:
+    """After each test the engine holds no request and gives the tokens that it gave before."""
+    yield
+    assert not demo_llm._engine.has_unfinished()
+    assert demo_llm.generate(PROMPT, PARAMS)[0].outputs[0].token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("", "empty"),
+        ({"prompt_token_ids": []}, "empty"),
+        ({"prompt": ""}, "empty"),
+        ({"prompt_token_ids": [5] * 5000}, "max_model_len 4096"),
+        ({"prompt_token_ids": [5] * 4096}, "max_model_len 4096"),
+        ("word " * 5000, "max_model_len 4096"),
+        ("half a pair \ud83d", "not valid Unicode"),
+        ({"prompt_token_ids": [5, 8192]}, "prompt token 1 is 8192, outside the vocabulary of 8192"),
+        ({"prompt_token_ids": [-1]}, "prompt token 0 is -1"),
+        ({"prompt_token_ids": [2**40]}, "outside the vocabulary"),
+        ({"prompt_token_ids": ["a"]}, "integers"),
+        ({"prompt_token_ids": [1.5]}, "integers"),
+        ({"prompt_token_ids": 7}, "integers"),
+        ({"prompt_token_ids": "abc"}, "token ids"),
+        ({"promt": "x"}, "did you mean 'prompt'|did you mean `prompt`"),
+        ({"prompt": "x", "prompt_token_ids": [1]}, "one of"),
+        ({"prompt": b"x"}, "should be a text"),
+        ({}, "one of"),
+        (7, "list"),
+        ([7], "a text or a mapping"),
+    ],
+    ids=lambda value: str(value)[:40].encode("ascii", "replace").decode(),
+)
+def test_prompts(demo_llm: LLM, prompt: Any, message: str):
+    with pytest.raises(RequestError, match=message) as raised:
+        demo_llm.generate(prompt, PARAMS)
+    assert raised.value.code == "request"
+
+
+def test_the_longest_prompt_leaves_room_for_one_token(demo_llm: LLM):
+    llm = LLM.demo(max_model_len=32)
+    output = llm.generate({"prompt_token_ids": [5] * 31}, PARAMS)[0]
+    assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (1, "length")
+    with pytest.raises(RequestError, match="max_model_len 32"):
+        llm.generate({"prompt_token_ids": [5] * 32}, PARAMS)
+    assert demo_llm.describe()["max_model_len"] == 4096
+
+
+def test_streams_are_checked_when_they_are_asked_for(demo_llm: LLM):
+    with pytest.raises(RequestError, match="did you mean"):
+        demo_llm.stream({"promt": "x"})
+    with pytest.raises(RequestError, match="empty"):
+        next(demo_llm.stream(""))
+
+
+@pytest.mark.parametrize("token_ids", [[], [8192], [-1], [5] * 4097])
+def test_scores(demo_llm: LLM, token_ids: list[int]):
+    with pytest.raises(RequestError):
+        demo_llm.score(token_ids)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"temperature": 0.5}, "temperature"),
+        ({"tempature": 0}, "temperature"),
+    ],
+)
+def test_parameters(params: dict[str, Any], message: str):
+    with pytest.raises(RequestError, match=message):
+        SamplingParams(**params)
+
+
+def test_as_many_parameters_as_prompts(demo_llm: LLM):
+    with pytest.raises(RequestError, match="one per prompt"):
+        demo_llm.generate([PROMPT, PROMPT], [PARAMS])
+    with pytest.raises(RequestError, match="SamplingParams"):
+        demo_llm.generate([PROMPT], [{"max_tokens": 3}])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokeniser": "x"}, "did you mean `tokenizer`"),
+        ({"dtype": "float64"}, "dtype"),
+        ({"device": "tpu"}, "device"),
+        ({"device": "cuda:0"}, "device"),
+        ({"weight_format": "w13"}, "weight_format"),
+        ({"max_model_len": 5000}, "max_model_len"),
+        ({"speculative_config": {"method": "dflash2", "tree_nodes": 65}}, "tree_nodes"),
+        ({"speculative_config": {"tre": "chain"}}, "did you mean `tree`"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_options(options: dict[str, Any], message: str):
+    with pytest.raises(OptionError, match=message):
+        LLM.demo(**options)
+
+
+def test_too_many_draft_tokens():
+    with pytest.raises((DrafterError, OptionError), match="num_speculative_tokens"):
+        LLM.demo(speculative_config={"method": "dflash2", "num_speculative_tokens": 99})
+
+
+def test_a_tree_that_the_drafter_cannot_score(fixtures_dir: Path):
+    config = {"model": str(fixtures_dir / "demo" / "dflash"), "tree": "conditional"}
+    with pytest.raises(DrafterError, match="parent-conditional"):
+        LLM.demo(speculative_config=config)
+
+
+def test_a_method_that_the_checkpoint_is_not(fixtures_dir: Path):
+    config = {"model": str(fixtures_dir / "demo" / "dflash"), "method": "dflash2"}
+    with pytest.raises(DrafterError, match='asks for method "dflash2"'):
+        LLM.demo(speculative_config=config)
+
+
+def test_a_drafter_of_another_target(fixtures_dir: Path):
+    target = fixtures_dir / "families" / "qwen3_5_text"
+    with pytest.raises(DrafterError) as raised:
+        LLM(target, skip_tokenizer_init=True, speculative_config={"model": str(DFLASH2_DIR)})
+    assert str(DFLASH2_DIR) in str(raised.value)
+    assert "qwen3_5_text" in str(raised.value)
+
+
+def test_a_drafter_that_is_not_served_yet(fixtures_dir: Path):
+    with pytest.raises(SpecPilotError, match="supported"):
+        LLM.demo(speculative_config={"model": str(fixtures_dir / "demo" / "eagle3")})
+
+
+def copy_of(directory: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(directory, tmp_path / directory.name))
+
+
+@pytest.mark.parametrize("num_bytes", [0, 7, 100, 2_000_000])
+def test_a_truncated_shard_is_named(tmp_path: Path, num_bytes: int):
+    directory = copy_of(TARGET_DIR, tmp_path)
+    shard = directory / "model-00002-of-00002.safetensors"
+    with shard.open("r+b") as file:
+        file.truncate(num_bytes)
+    with pytest.raises(CheckpointError, match=shard.name):
+        LLM(directory)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path):
+    directory = copy_of(TARGET_DIR, tmp_path)
+    (directory / "model-00001-of-00002.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model-00001-of-00002\.safetensors"):
+        LLM(directory)
+
+
+def test_a_directory_without_weights(tmp_path: Path):
+    directory = copy_of(TARGET_DIR, tmp_path)
+    for file in directory.glob("model*"):
+        file.unlink()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        LLM(directory)
+
+
+def test_a_directory_without_tokenizer(fixtures_dir: Path):
+    directory = fixtures_dir / "families" / "qwen3_5_text"
+    with pytest.raises(CheckpointError, match="skip_tokenizer_init=True"):
+        LLM(directory)
+    output = LLM(directory, skip_tokenizer_init=True).generate({"prompt_token_ids": [1, 2, 3]})[0]
+    assert output.outputs[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("architectures", ["GPT2LMHeadModel"]),
+        ("hidden_size", None),
+        ("hidden_size", 257),
+        ("num_hidden_layers", 9),
+        ("vocab_size", 4096),
+        ("head_dim", "128"),
+        ("rms_norm_eps", 0),
+    ],
+)
+def test_a_config_that_does_not_fit(tmp_path: Path, key: str, value: Any):
+    directory = copy_of(TARGET_DIR, tmp_path)
+    file = directory / "config.json"
+    config = json.loads(file.read_bytes())
+    config[key] = value
+    if value is None:
+        del config[key]
+    file.write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises((ConfigError, CheckpointError)):
+        LLM(directory)
+
+
+def test_a_config_that_is_no_json(tmp_path: Path):
+    directory = copy_of(TARGET_DIR, tmp_path)
+    (directory / "config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        LLM(directory)
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path):
+    with pytest.raises(CheckpointError, match="no such directory"):
+        LLM(tmp_path / "nothing")

@@ -1,0 +1,205 @@
+"""The command line: data on stdout, the rest on stderr, one-line errors, cheap help."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from specpilot_rs import LLM, SamplingParams, __version__
+from specpilot_rs.demo import TARGET_DIR
+
+PROMPT = "def add(a, b):\n"
+
+
+def specpilot(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "specpilot_rs.cli", *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def error_of(*arguments: str | Path, stdin: bytes = b"") -> str:
+    """The one line that a command fails with."""
+    result = specpilot(*arguments, stdin=stdin)
+    error = result.stderr.decode()
+    assert result.returncode == 2, error
+    assert result.stdout == b""
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    return error
+
+
+@pytest.fixture(scope="module")
+def text(demo_llm: LLM) -> str:
+    return demo_llm.generate(PROMPT, SamplingParams(max_tokens=12))[0].outputs[0].text
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], [], ["generate", "--help"], ["chat", "--help"], ["doctor", "--help"]]
+)
+def test_help_is_cheap(arguments: list[str]):
+    code = (
+        "import sys\n"
+        "from specpilot_rs.cli import main\n"
+        f"sys.argv[1:] = {arguments}\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit as end:\n"
+        "    assert end.code == 0\n"
+        "heavy = {'specpilot_rs._core', 'numpy', 'tokenizers', 'jinja2', 'huggingface_hub'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stderr == "[]\n"
+    assert "Usage:" in result.stdout
+
+
+def test_version():
+    assert specpilot("--version").stdout.decode().strip() == __version__
+
+
+def test_prompts_from_everywhere(tmp_path: Path, text: str):
+    file = tmp_path / "prompt.txt"
+    file.write_text(PROMPT, encoding="utf-8")
+    common = ("generate", "--demo", "--max-tokens", "12")
+    for result in (
+        specpilot(*common, PROMPT),
+        specpilot(*common, "--file", file),
+        specpilot(*common, stdin=PROMPT.encode()),
+        specpilot(*common, PROMPT, "--stream"),
+        specpilot(*common, PROMPT, "--no-speculation"),
+        specpilot(*common, PROMPT, "--tree", "chain", "--num-threads", "1"),
+        specpilot("generate", "--model", TARGET_DIR, "--max-tokens", "12", PROMPT),
+    ):
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.decode() == text + "\n"
+        assert b"target passes" in result.stderr
+
+
+def test_json(text: str):
+    result = json.loads(specpilot("generate", "--demo", "--max-tokens", "12", "--json", PROMPT).stdout)
+    assert (result["prompt"], result["text"]) == (PROMPT, text)
+    assert result["metrics"]["num_output_tokens"] == len(result["token_ids"])
+    lines = specpilot(
+        "generate", "--demo", "--max-tokens", "12", "--json", "--stream", PROMPT
+    ).stdout.splitlines()
+    assert "".join(json.loads(line)["text"] for line in lines) == text
+
+
+def test_jsonl_in_and_out(tmp_path: Path, text: str):
+    prompts, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    rows = [{"id": "a", "prompt": "The"}, {"prompt_token_ids": [5, 6]}, {"id": "c", "prompt": PROMPT}]
+    prompts.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n", encoding="utf-8")
+    common = ("generate", "--demo", "--max-tokens", "12", "--input-jsonl", prompts)
+    written = specpilot(*common, "--output-jsonl", results)
+    assert (written.returncode, written.stdout) == (0, b"")
+    out = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    assert [row.get("id") for row in out] == ["a", None, "c"]
+    assert out[1]["prompt_token_ids"] == [5, 6]
+    assert out[2]["text"] == text
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+    printed = [json.loads(line) for line in specpilot(*common).stdout.splitlines()]
+    assert [row["token_ids"] for row in printed] == [row["token_ids"] for row in out]
+
+
+def test_chat_keeps_the_conversation():
+    turns = b"How many are 3 and 4?\nAnd 5?\n/reset\nHow many are 3 and 4?\n/exit\nnever read\n"
+    result = specpilot("chat", "--demo", "--json", "--max-tokens", "8", stdin=turns)
+    assert result.returncode == 0, result.stderr
+    first, second, again = (json.loads(line) for line in result.stdout.splitlines())
+    assert first["role"] == "assistant"
+    assert len(second["prompt_token_ids"]) > len(first["prompt_token_ids"]) + len(first["token_ids"])
+    assert (again["prompt_token_ids"], again["text"]) == (first["prompt_token_ids"], first["text"])
+    spoken = specpilot("chat", "--demo", "--max-tokens", "8", stdin=b"How many are 3 and 4?\n")
+    assert spoken.stdout.decode() == first["text"] + "\n"
+
+
+def test_doctor():
+    healthy = specpilot("doctor", TARGET_DIR)
+    assert healthy.returncode == 0, healthy.stdout
+    assert b"OK   weights: 108 tensors" in healthy.stdout
+    findings = json.loads(specpilot("doctor", "--json").stdout)
+    assert {finding["level"] for finding in findings} <= {"OK", "WARN"}
+
+
+def test_doctor_finds_what_is_wrong(tmp_path: Path):
+    for name in ("config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors"):
+        (tmp_path / name).write_bytes((TARGET_DIR / name).read_bytes())
+    (tmp_path / "model-00002-of-00002.safetensors").write_bytes(b"\x08\0\0\0")
+    result = specpilot("doctor", tmp_path)
+    assert result.returncode == 1
+    assert b"FAIL model-00002-of-00002.safetensors" in result.stdout
+    assert b"fix: " in result.stdout
+    assert b"WARN tokenizer" in result.stdout
+    assert specpilot("doctor", tmp_path / "nothing").returncode == 1
+
+
+def test_errors_are_one_line(tmp_path: Path):
+    (tmp_path / "bad.txt").write_bytes(b"ab\xff")
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "x"}\n{"promt": "y"}\n', encoding="utf-8")
+    (tmp_path / "worse.jsonl").write_text("{\n", encoding="utf-8")
+    (tmp_path / "empty.jsonl").write_text("\n", encoding="utf-8")
+    demo = ("generate", "--demo")
+    assert "--max-tokens" in error_of(*demo, "--max-tokns", "3", "x")
+    assert "No such command" in error_of("generte")
+    assert "--demo" in error_of("generate", "x")
+    assert "--demo" in error_of("generate", "--demo", "--model", TARGET_DIR, "x")
+    assert "expected UTF-8, got byte 0xff at offset 2" in error_of(*demo, "--file", tmp_path / "bad.txt")
+    assert "stdin: expected UTF-8" in error_of(*demo, stdin=b"\xff")
+    assert "No such file" in error_of(*demo, "--file", tmp_path / "none.txt")
+    assert "line 2" in error_of(*demo, "--input-jsonl", tmp_path / "bad.jsonl")
+    assert "not valid JSON" in error_of(*demo, "--input-jsonl", tmp_path / "worse.jsonl")
+    assert "no prompts" in error_of(*demo, "--input-jsonl", tmp_path / "empty.jsonl")
+    assert "empty" in error_of(*demo, "")
+    assert "max_tokens" in error_of(*demo, "--max-tokens", "0", "x")
+    assert "did you mean `chain`" in error_of(*demo, "--tree", "chian", "x")
+    assert "--no-speculation" in error_of(*demo, "--no-speculation", "--tree", "chain", "x")
+    assert "no such directory" in error_of("generate", "--model", tmp_path / "nothing", "x")
+    assert "does not exist" in error_of(*demo, "--output-jsonl", tmp_path / "no" / "out.jsonl", "x")
+    assert "one of" in error_of(*demo, "--file", tmp_path / "bad.txt", "x")
+    assert "JSON object" in error_of("chat", "--demo", "--chat-template-kwargs", "3")
+
+
+def test_an_argument_that_is_not_utf8():
+    result = subprocess.run(
+        [os.fsencode(sys.executable), b"-m", b"specpilot_rs.cli", b"generate", b"--demo", b"ab\xff"],
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert result.stderr.startswith(b"error: the prompt is not valid Unicode")
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "specpilot_rs.cli",
+            "generate",
+            "--demo",
+            "--stream",
+            "--max-tokens",
+            "400",
+            PROMPT,
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.stderr is not None
+    with process.stderr:
+        assert b"Traceback" not in process.stderr.read()
+    process.wait(timeout=120)
