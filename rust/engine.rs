@@ -301,7 +301,7 @@ impl Engine {
             Ok(committed) => committed,
             Err(error) => {
                 for id in self.scheduler.ids() {
-                    self.abort(id);
+                    self.abort(id)?;
                 }
                 return Err(error);
             }
@@ -347,7 +347,7 @@ impl Engine {
     /// # Errors
     /// [`RequestError::Unknown`] for an id that is not known.
     pub fn stop_at(&mut self, id: RequestId, num_tokens: usize) -> Result<()> {
-        self.abort(id);
+        self.abort(id)?;
         let request = self
             .finished
             .get_mut(&id)
@@ -358,8 +358,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Gives a request up; its output so far can be taken. Unknown and ended ids are left alone.
-    pub fn abort(&mut self, id: RequestId) {
+    /// Gives a request up; its output so far can be taken. One that has ended is left as it is.
+    ///
+    /// # Errors
+    /// [`RequestError::Unknown`] for an id that is not known.
+    pub fn abort(&mut self, id: RequestId) -> Result<()> {
         if let Some((mut request, slot)) = self.scheduler.abort(id) {
             if let Some(slot) = slot {
                 self.release(slot);
@@ -368,6 +371,10 @@ impl Engine {
             self.finished.insert(id, request);
         }
         self.pending_events.retain(|event| event.request_id != id);
+        match self.finished.contains_key(&id) {
+            true => Ok(()),
+            false => Err(RequestError::Unknown { id }.into()),
+        }
     }
 
     /// Hands over what an ended request left and forgets it.

@@ -299,7 +299,6 @@ impl Request {
         for pass in &self.passes {
             metrics.num_draft_tokens += pass.draft_token_ids.len();
             metrics.num_accepted_tokens += pass.num_accepted;
-            metrics.num_decoded_tokens += pass.num_emitted;
             count(&mut metrics.per_position_draft, pass.draft_depth);
             count(&mut metrics.per_position_accepted, pass.num_accepted);
             let histogram = &mut metrics.acceptance_histogram;
@@ -328,8 +327,6 @@ pub struct Metrics {
     pub num_draft_tokens: usize,
     /// Drafted tokens accepted and emitted.
     pub num_accepted_tokens: usize,
-    /// Tokens emitted by decode passes (all but the first).
-    pub num_decoded_tokens: usize,
     /// Passes by number of accepted drafts.
     pub acceptance_histogram: Vec<usize>,
     /// Passes that drafted at depth 1, 2, ...

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-
 from specpilot_rs import LLM
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from specpilot_rs import LLM, SamplingParams
 
 FAMILIES = Path(__file__).parent / "fixtures" / "families"
@@ -37,7 +36,9 @@ def test_scores_match_reference(case, report):
         )
         clear = np.array(want["top2_gap"]) > tolerance["argmax_if_gap_above"]
         assert (got.logits.argmax(1) == np.array(want["argmax"]))[clear].all()
-    report(f"{golden['case']}: largest |logit difference| {worst:.2e} (allowed {tolerance['logits_abs']:.0e})")
+    report(
+        f"{golden['case']}: largest |logit difference| {worst:.2e} (allowed {tolerance['logits_abs']:.0e})"
+    )
 
 
 def test_greedy_continuation_matches_reference(case):

@@ -13,30 +13,21 @@ RUST = ROOT / "rust"
 
 # Lower numbers lie deeper. A module imports only deeper ones and its own parts.
 DEPTH = {
-    "python": 8,
-    "engine": 7,
+    "python": 9,
+    "engine": 8,
+    "plan": 7,
     "scheduler": 6,
-    "step": 6,
-    "stream": 6,
-    "plan": 5,
+    "step": 5,
     "drafter": 4,
     "model": 3,
     "weights": 2,
     "cache": 2,
     "kernels": 1.5,
     "device": 1,
-    "request": 0,
-    "options": 0,
+    "stream": 0.5,
+    "request": 0.4,
+    "options": 0.4,
     "error": 0,
-}
-# Of the modules that lie equally deep, these few pairs know each other, in this direction only.
-SIDEWAYS = {
-    ("scheduler", "stream"),
-    ("step", "scheduler"),
-    ("step", "stream"),
-    ("request", "options"),
-    ("request", "error"),
-    ("options", "error"),
 }
 BANNED = {"util", "utils", "common", "misc", "helper", "helpers", "manager", "mixin", "base", "stuff"}
 MAX_LINES = 600
@@ -75,12 +66,13 @@ def test_imports_point_down():
     wrong = []
     for file in RUST.rglob("*.rs"):
         own = top_module(file)
-        if own == "lib":
+        # Unit tests may stand on what lies above the code they test.
+        if own == "lib" or file.name == "tests.rs":
             continue
         assert own in DEPTH, f"{file}: say in DEPTH where module `{own}` lies"
         for other in imported_modules(rust_code(file)) - {own}:
             assert other in DEPTH, f"{file}: say in DEPTH where module `{other}` lies"
-            if DEPTH[other] >= DEPTH[own] and (own, other) not in SIDEWAYS:
+            if DEPTH[other] >= DEPTH[own]:
                 wrong.append(f"{file.relative_to(ROOT)}: `{own}` imports `{other}`")
     assert not wrong
 

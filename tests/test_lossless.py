@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 import specpilot_rs
 from specpilot_rs import LLM, SamplingParams, _core
 from specpilot_rs.options import EngineOptions
@@ -44,7 +43,9 @@ def assert_identical(outputs, plain):
     for output, want in zip(outputs, plain, strict=True):
         assert output.outputs[0].token_ids == want.outputs[0].token_ids
         # Bit patterns, so that zeros of either sign and NaNs count too.
-        np.testing.assert_array_equal(output.record.logits.view(np.uint32), want.record.logits.view(np.uint32))
+        np.testing.assert_array_equal(
+            output.record.logits.view(np.uint32), want.record.logits.view(np.uint32)
+        )
         np.testing.assert_array_equal(
             output.record.residual_l2.view(np.uint32), want.record.residual_l2.view(np.uint32)
         )
@@ -73,8 +74,9 @@ def test_speculation_changes_no_bit(drafter, tree, tree_nodes, prompts, plain, r
     assert_identical(outputs, plain)
     tau = mean_acceptance_length(outputs)
     assert tau == 1.0 if tree_nodes == 1 else tau > 1.5
-    name = llm.describe()["method"]
-    report(f"tau {name:8} {tree:12} {tree_nodes:3} rows asked, {llm.describe()['tree_nodes']:3} used: {tau:.3f}")
+    plan = llm.describe()
+    used = f"{tree_nodes:3} rows asked, {plan['tree_nodes']:3} used"
+    report(f"tau {plan['method']:8} {tree:12} {used}: {tau:.3f}")
 
 
 @pytest.mark.parametrize("drafter", [DFLASH, DFLASH2], ids=["dflash", "dflash2"])
@@ -135,9 +137,7 @@ def test_prompt_chunks_and_decoding_agree(prompts, plain):
         np.testing.assert_array_equal(
             scored.logits[len(prompt_ids) - 1 :].view(np.uint32), want.record.logits.view(np.uint32)
         )
-        np.testing.assert_array_equal(
-            scored.gdn_state.view(np.uint32), want.record.gdn_state.view(np.uint32)
-        )
+        np.testing.assert_array_equal(scored.gdn_state.view(np.uint32), want.record.gdn_state.view(np.uint32))
 
 
 def test_number_of_threads_changes_nothing(prompts, plain):

@@ -6,6 +6,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 __version__: str
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DeviceError",
+    "DrafterError",
+    "Engine",
+    "EngineMetrics",
+    "EngineOutput",
+    "InternalError",
+    "KernelError",
+    "OptionError",
+    "RequestError",
+    "RoundRecord",
+    "ScoreRecord",
+    "SpecPilotError",
+    "StepEvent",
+    "__version__",
+    "kernels",
+]
 kernels: ModuleType
 
 @type_check_only
@@ -143,6 +162,7 @@ class SpecPilotError(Exception):
     code: str
 
 class DeviceError(SpecPilotError): ...
+class InternalError(SpecPilotError): ...
 class KernelError(SpecPilotError): ...
 class CheckpointError(SpecPilotError): ...
 class ConfigError(SpecPilotError): ...

@@ -2,7 +2,8 @@
 
 Each error says what was expected and what was got; `.code` is a stable slug for programs. The classes come
 from the extension, so an error raised in Rust and one raised in Python are the same type. An error about a
-request leaves the engine usable; an error about a checkpoint or an option leaves no engine behind.
+request leaves the engine usable; an error about a checkpoint or an option leaves no engine behind; an
+`InternalError` is a bug of ours and closes the engine.
 """
 
 from specpilot_rs._core import (
@@ -10,6 +11,7 @@ from specpilot_rs._core import (
     ConfigError,
     DeviceError,
     DrafterError,
+    InternalError,
     KernelError,
     OptionError,
     RequestError,
@@ -21,6 +23,7 @@ __all__ = [
     "ConfigError",
     "DeviceError",
     "DrafterError",
+    "InternalError",
     "KernelError",
     "OptionError",
     "RequestError",
@@ -33,6 +36,7 @@ for _error in (
     ConfigError,
     DeviceError,
     DrafterError,
+    InternalError,
     KernelError,
     OptionError,
     RequestError,

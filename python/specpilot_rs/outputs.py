@@ -54,7 +54,8 @@ class RequestMetrics:
         """Tokens per exact forward, its own token (the bonus) included; 1.0 is plain decoding."""
         if self.num_target_passes == 0:
             return 1.0
-        return 1.0 + self.num_accepted_tokens / self.num_target_passes
+        # The prompt's last row gave the first token.
+        return (self.num_output_tokens - 1) / self.num_target_passes
 
     @classmethod
     def of(cls, metrics: EngineMetrics, num_output_tokens: int) -> RequestMetrics:
@@ -158,7 +159,10 @@ class StreamOutput:
 
 
 def tokens_per_pass(outputs: Sequence[RequestOutput]) -> float:
-    """Returns the tokens of all outputs over their exact forwards; 1.0 if there was no forward."""
+    """Returns the tokens of all outputs over their exact forwards; 1.0 if there was no forward.
+
+    Prompt passes and the first token of each output, which they give, are left out.
+    """
     num_passes = sum(output.metrics.num_target_passes for output in outputs)
-    num_tokens = sum(output.metrics.num_output_tokens for output in outputs)
+    num_tokens = sum(max(0, output.metrics.num_output_tokens - 1) for output in outputs)
     return num_tokens / num_passes if num_passes else 1.0

@@ -8,12 +8,13 @@ aborted; the engine stays usable.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specpilot_rs._core import Engine, EngineOutput, StepEvent
-from specpilot_rs.errors import SpecPilotError
+from specpilot_rs.errors import InternalError, SpecPilotError
 from specpilot_rs.options import SamplingParams
 from specpilot_rs.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
 from specpilot_rs.tokenizer import TextDecoder
@@ -196,6 +197,9 @@ class RunningRequests:
         """Ends requests that are not finished; their output so far remains readable, with reason "abort"."""
         with self._lock:
             for request in requests:
-                if self._by_id.pop(request.request_id, None) is not None:
+                if self._by_id.pop(request.request_id, None) is None:
+                    continue
+                # A closed engine has nothing to hand back; the error that closed it is on its way to the caller.
+                with contextlib.suppress(InternalError):
                     self._engine.abort(request.request_id)
                     request.finish(self._engine.take_output(request.request_id))

@@ -98,10 +98,7 @@ impl Engine {
     }
 
     fn abort(&self, py: Python<'_>, request_id: u64) -> PyResult<()> {
-        self.with(py, |engine| {
-            engine.abort(request_id);
-            Ok(())
-        })
+        self.with(py, |engine| engine.abort(request_id))
     }
 
     fn take_output(&self, py: Python<'_>, request_id: u64) -> PyResult<EngineOutput> {
