@@ -1,4 +1,4 @@
-"""Every supported family against independent fp32 values (tests/fixtures/families/README.md says how they were made)."""
+"""Every supported family against independent fp32 values (made as tests/fixtures/families/README.md says)."""
 
 import json
 from pathlib import Path

@@ -199,7 +199,7 @@ class RunningRequests:
             for request in requests:
                 if self._by_id.pop(request.request_id, None) is None:
                     continue
-                # A closed engine has nothing to hand back; the error that closed it is on its way to the caller.
+                # A closed engine has nothing to hand back; what closed it is on its way to the caller.
                 with contextlib.suppress(InternalError):
                     self._engine.abort(request.request_id)
                     request.finish(self._engine.take_output(request.request_id))
