@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 import specpilot_rs
 
 ROOT = Path(__file__).parent.parent
