@@ -220,6 +220,8 @@ from specpilot_rs import LLM, SamplingParams
 llm = LLM.demo()
 short = SamplingParams(max_tokens=24, ignore_eos=True)
 before = llm.generate("The", short)[0].outputs[0].token_ids
+# A shell that starts this in the background has SIGINT ignored, which children inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
     while True:

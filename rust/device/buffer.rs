@@ -60,6 +60,11 @@ impl<T: Element> Buffer<T> {
         self.len == 0
     }
 
+    /// Copies the first `len` elements of `source`, which must be on the same device.
+    pub fn copy_from(&mut self, source: &Self, len: usize) {
+        self.host_mut()[..len].copy_from_slice(&source.host()[..len]);
+    }
+
     /// The elements, for host kernels and read-back.
     pub fn host(&self) -> &[T] {
         let bytes = &self.storage[self.start..][..self.len * size_of::<T>()];

@@ -10,6 +10,7 @@ use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
 use crate::kernels::gate::{Gate, GateArgs, GateKind};
+use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
 use crate::kernels::paths::RowPaths;
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 
@@ -138,8 +139,7 @@ impl Decoder {
             for (tap, buffer) in self.tap_layers.iter().zip(&mut self.workspace.taps) {
                 if *tap == layer {
                     let len = num_rows * self.config.hidden_size;
-                    buffer.host_mut()[..len]
-                        .copy_from_slice(&self.workspace.residual.host()[..len]);
+                    buffer.copy_from(&self.workspace.residual, len);
                 }
             }
             if let Some(probe) = probe.as_deref_mut() {
@@ -162,15 +162,21 @@ impl Decoder {
     ///
     /// # Errors
     /// [`KernelError`] when a kernel refuses its arguments.
-    pub fn logits(&mut self, device: &Device, rows: &[usize]) -> Result<&Buffer<f32>, KernelError> {
+    pub fn logits(&mut self, device: &Device, rows: &[u32]) -> Result<&Buffer<f32>, KernelError> {
         let (h, v) = (self.config.hidden_size, self.config.vocab_size);
         if self.logits.len() < rows.len() * v {
             self.logits = device.alloc(rows.len() * v);
             self.head_rows = device.alloc(rows.len() * h);
         }
-        for (to, &from) in self.head_rows.host_mut().chunks_exact_mut(h).zip(rows) {
-            to.copy_from_slice(&self.workspace.hidden.host()[from * h..][..h]);
-        }
+        GatherTaps::run(
+            device,
+            GatherTapsArgs {
+                taps: std::slice::from_ref(&self.workspace.hidden),
+                rows,
+                width: h,
+                y: &mut self.head_rows,
+            },
+        )?;
         self.weights
             .logits(device, &self.head_rows, rows.len(), &mut self.logits)?;
         Ok(&self.logits)

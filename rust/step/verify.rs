@@ -57,7 +57,7 @@ pub fn verify(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> 
                 }
             };
             if chosen || request.record_from.is_some_and(|from| position >= from) {
-                rows.push(row);
+                rows.push(row as u32);
                 masked.push(request.masked_ids(position));
                 decides.push(chosen);
             }
@@ -81,6 +81,7 @@ pub fn verify(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> 
     let mut predicted = vec![None; paths.num_rows()];
     let mut logit_rows = vec![None; paths.num_rows()];
     for (i, row) in rows.into_iter().enumerate() {
+        let row = row as usize;
         predicted[row] = decides[i].then_some(choices[i]);
         logit_rows[row] = Some(i);
     }
