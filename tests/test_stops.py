@@ -1,0 +1,141 @@
+"""Where a request ends must not depend on speculation: every kind of stop, against plain decoding."""
+
+import dataclasses
+
+import pytest
+from specpilot_rs import LLM, SamplingParams
+
+from .conftest import FIXTURES
+
+CONFIGS = {
+    "dflash2-chain": {"method": "dflash2", "tree": "chain"},
+    "dflash2-conditional-32": {"method": "dflash2", "tree": "conditional", "tree_nodes": 32},
+    "dflash-ddtree-64": {"model": str(FIXTURES / "demo" / "dflash"), "tree": "ddtree", "tree_nodes": 64},
+}
+
+
+@pytest.fixture(scope="module")
+def prompts(golden_cases, benchmark_prompts):
+    return [case["prompt"] for case in golden_cases] + benchmark_prompts(2)
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def speculative(request):
+    return LLM.demo(speculative_config=CONFIGS[request.param], max_num_seqs=4)
+
+
+@pytest.fixture(scope="module")
+def free_runs(plain_llm, prompts):
+    """Plain decoding past every stop: what each cut is a cut of."""
+    return plain_llm.generate(prompts, SamplingParams(max_tokens=100, ignore_eos=True), use_tqdm=False)
+
+
+def kept(output):
+    completion = output.outputs[0]
+    return (completion.token_ids, completion.text, completion.finish_reason, completion.stop_reason)
+
+
+def assert_same_ends(plain_llm, speculative, prompts, params):
+    plain = plain_llm.generate(prompts, params, use_tqdm=False)
+    fast = speculative.generate(prompts, params, use_tqdm=False)
+    assert [kept(output) for output in fast] == [kept(output) for output in plain]
+    for output in fast:
+        metrics = output.metrics
+        # Only emitted tokens count: the first is the prompt's, every pass emitted its accepted drafts and its
+        # own token, except that a cut may fall on a draft.
+        emitted = len(output.outputs[0].token_ids) - 1
+        assert metrics.num_accepted_tokens + metrics.num_target_passes - emitted in (0, 1)
+    return plain, fast
+
+
+def test_end_of_sequence(plain_llm, speculative, prompts, free_runs):
+    """The end token often falls inside an accepted block."""
+    plain, fast = assert_same_ends(plain_llm, speculative, prompts, SamplingParams(max_tokens=100))
+    stopped = [output for output in plain if output.outputs[0].finish_reason == "stop"]
+    assert len(stopped) >= 4
+    for output, free in zip(plain, free_runs, strict=True):
+        assert free.outputs[0].token_ids[: len(output.outputs[0].token_ids)] == output.outputs[0].token_ids
+    assert any(
+        output.metrics.num_accepted_tokens + output.metrics.num_target_passes
+        > len(output.outputs[0].token_ids) - 1
+        for output in fast
+    ), "no cut fell inside a block: the test lost its point"
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 5, 16, 17, 40])
+def test_max_tokens(plain_llm, speculative, prompts, free_runs, max_tokens):
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    plain, _ = assert_same_ends(plain_llm, speculative, prompts, params)
+    for output, free in zip(plain, free_runs, strict=True):
+        assert output.outputs[0].token_ids == free.outputs[0].token_ids[:max_tokens]
+        assert output.outputs[0].finish_reason == "length"
+
+
+def test_stop_ids_at_every_place(plain_llm, speculative, prompts, free_runs):
+    """Each request stops at a token of its own, met first at another place of its text."""
+    params = []
+    for place, free in enumerate(free_runs):
+        token = free.outputs[0].token_ids[7 + 3 * place]
+        params.append(SamplingParams(max_tokens=100, ignore_eos=True, stop_token_ids=[token]))
+    plain, _ = assert_same_ends(plain_llm, speculative, prompts, params)
+    for output, free, param in zip(plain, free_runs, params, strict=True):
+        ids = free.outputs[0].token_ids
+        token = param.stop_token_ids[0]
+        assert output.outputs[0].token_ids == ids[: ids.index(token) + 1]
+        assert output.outputs[0].stop_reason == token
+
+
+@pytest.mark.parametrize("min_tokens", [1, 10, 60])
+def test_min_tokens(plain_llm, speculative, prompts, min_tokens):
+    """Before min_tokens no stop id may be chosen at all, so the text may take another way."""
+    params = SamplingParams(max_tokens=90, min_tokens=min_tokens)
+    plain, _ = assert_same_ends(plain_llm, speculative, prompts, params)
+    for output in plain:
+        ids = output.outputs[0].token_ids
+        assert len(ids) >= min_tokens
+        assert 0 not in ids[:min_tokens]
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_stop_strings(plain_llm, speculative, prompts, free_runs, include):
+    params = []
+    for place, free in enumerate(free_runs):
+        text = free.outputs[0].text
+        start = min(5 + 7 * place, len(text) - 4)
+        stops = [text[start : start + 3], "a string that never comes"]
+        params.append(
+            SamplingParams(max_tokens=100, ignore_eos=True, stop=stops, include_stop_str_in_output=include)
+        )
+    plain, _ = assert_same_ends(plain_llm, speculative, prompts, params)
+    for output, free, param in zip(plain, free_runs, params, strict=True):
+        stop = param.stop[0]
+        end = free.outputs[0].text.index(stop) + (len(stop) if include else 0)
+        assert output.outputs[0].text == free.outputs[0].text[:end]
+        assert output.outputs[0].stop_reason == stop
+
+
+@pytest.mark.parametrize("room", [1, 2, 7, 20])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_context_limit(name, room, prompts, free_runs):
+    """A request that reaches max_model_len ends there, whatever the trees still hold."""
+    longest = max(len(free.prompt_token_ids) for free in free_runs)
+    llm = LLM.demo(speculative_config=CONFIGS[name], max_model_len=longest + room)
+    params = SamplingParams(max_tokens=None, ignore_eos=True)
+    index = next(i for i, free in enumerate(free_runs) if len(free.prompt_token_ids) == longest)
+    output = llm.generate([prompts[index]], params, use_tqdm=False)[0]
+    assert output.outputs[0].token_ids == free_runs[index].outputs[0].token_ids[:room]
+    assert output.outputs[0].finish_reason == "length"
+
+
+def test_one_batch_with_every_kind_of_stop(plain_llm, speculative, prompts, free_runs):
+    base = SamplingParams(max_tokens=80)
+    kinds = [
+        base,
+        dataclasses.replace(base, ignore_eos=True),
+        dataclasses.replace(base, max_tokens=7),
+        dataclasses.replace(base, min_tokens=30),
+        dataclasses.replace(base, stop=["\n", "="]),
+        dataclasses.replace(base, stop_token_ids=[free_runs[5].outputs[0].token_ids[11]]),
+    ]
+    params = [kinds[i % len(kinds)] for i in range(len(prompts))]
+    assert_same_ends(plain_llm, speculative, prompts, params)
