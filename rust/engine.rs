@@ -1,6 +1,6 @@
 //! The engine: owns model, caches, scheduler and plan; takes requests, steps, and hands outputs back.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ use crate::model::weights::DecoderWeights;
 use crate::options::EngineOptions;
 use crate::plan::{EnginePlan, layer_caches};
 use crate::request::{
-    FinishReason, Request, RequestDefaults, RequestId, SamplingParams, ScoreRecord, State,
+    FinishReason, Request, RequestDefaults, RequestId, SamplingParams, State,
 };
 use crate::scheduler::queue::Scheduler;
 use crate::step::decode_step::{ModelPair, decode_step};
@@ -30,8 +30,6 @@ pub struct Engine {
     scheduler: Scheduler,
     defaults: RequestDefaults,
     finished: HashMap<RequestId, Request>,
-    /// Events of requests that moved while a score was computed.
-    pending_events: Vec<StepEvent>,
     next_id: RequestId,
 }
 
@@ -129,7 +127,6 @@ impl Engine {
             scheduler: Scheduler::default(),
             defaults,
             finished: HashMap::new(),
-            pending_events: Vec::new(),
             next_id: 0,
         })
     }
@@ -194,6 +191,21 @@ impl Engine {
             }
             .into());
         }
+        if params.min_tokens > 0 {
+            let stops = (!params.ignore_eos).then_some(&self.defaults.eos_token_ids);
+            let masked: HashSet<u32> = params.stop_token_ids.iter().chain(stops.into_iter().flatten())
+                .chain(&self.defaults.suppressed_ids)
+                .copied()
+                .collect();
+            if masked.len() >= vocab_size {
+                return Err(RequestError::Parameter {
+                    parameter: "min_tokens",
+                    expected: "0 when every token is a stop token".into(),
+                    got: params.min_tokens.to_string(),
+                }
+                .into());
+            }
+        }
         let record_from = record.logits.then(|| prompt_token_ids.len() - 1);
         let mut request = Request::new(self.next_id, prompt_token_ids, params, &self.defaults);
         request.record_from = record_from;
@@ -201,12 +213,12 @@ impl Engine {
         Ok(self.submit(request))
     }
 
-    /// Fp32 logits, residual norms and final recurrent state of a prompt, by the same kernels and caches as decoding.
-    /// Other requests move on meanwhile; their events come with the next step.
+    /// Queues a request for fp32 logits, residual norms and the final recurrent state of a prompt, by the same kernels
+    /// and caches as decoding. It generates nothing and ends with its prompt; its record holds every position.
     ///
     /// # Errors
-    /// As for [`Self::add_request`] and [`Self::step`].
-    pub fn score(&mut self, prompt_token_ids: Vec<u32>) -> Result<ScoreRecord> {
+    /// [`RequestError`] for a prompt that cannot be served.
+    pub fn add_score_request(&mut self, prompt_token_ids: Vec<u32>) -> Result<RequestId> {
         self.check_prompt(&prompt_token_ids, 0)?;
         let params = SamplingParams {
             max_tokens: None,
@@ -217,14 +229,7 @@ impl Engine {
         let mut request = Request::new(self.next_id, prompt_token_ids, &params, &self.defaults);
         request.max_new_tokens = 0;
         request.record_from = Some(0);
-        let id = self.submit(request);
-        while !self.finished.contains_key(&id) {
-            let events = self.step_once()?;
-            self.pending_events
-                .extend(events.into_iter().filter(|event| event.request_id != id));
-        }
-        let output = self.take_output(id)?;
-        Ok(output.request.record)
+        Ok(self.submit(request))
     }
 
     fn submit(&mut self, request: Request) -> RequestId {
@@ -257,9 +262,9 @@ impl Engine {
         }
     }
 
-    /// Whether any request waits or runs, or events are still to be told.
+    /// Whether any request waits or runs.
     pub fn has_unfinished(&self) -> bool {
-        !self.scheduler.is_idle() || !self.pending_events.is_empty()
+        !self.scheduler.is_idle()
     }
 
     /// One decode step over all running requests. Empty when there was nothing to do.
@@ -267,14 +272,9 @@ impl Engine {
     /// # Errors
     /// When a stage fails; all requests are then aborted and the engine stays usable.
     pub fn step(&mut self) -> Result<Vec<StepEvent>> {
-        let mut events = std::mem::take(&mut self.pending_events);
-        if !self.scheduler.is_idle() {
-            events.extend(self.step_once()?);
+        if self.scheduler.is_idle() {
+            return Ok(Vec::new());
         }
-        Ok(events)
-    }
-
-    fn step_once(&mut self) -> Result<Vec<StepEvent>> {
         let ModelPair {
             caches, drafter, ..
         } = &mut self.pair;
@@ -370,7 +370,6 @@ impl Engine {
             request.finished = Some(Instant::now());
             self.finished.insert(id, request);
         }
-        self.pending_events.retain(|event| event.request_id != id);
         match self.finished.contains_key(&id) {
             true => Ok(()),
             false => Err(RequestError::Unknown { id }.into()),
