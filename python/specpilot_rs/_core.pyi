@@ -24,6 +24,7 @@ __all__ = [
     "StepEvent",
     "__version__",
     "kernels",
+    "plan",
 ]
 kernels: ModuleType
 
@@ -86,6 +87,16 @@ class Engine:
     def take_output(self, request_id: int) -> EngineOutput: ...
     def score(self, prompt_token_ids: list[int]) -> ScoreRecord: ...
     def has_unfinished(self) -> bool: ...
+
+def plan(
+    *,
+    model: str,
+    drafter: str | None,
+    options: EngineOptionsLike,
+    memory: str | None,
+    device: str,
+    screened_head: bool,
+) -> dict[str, Any]: ...
 
 @final
 class StepEvent:

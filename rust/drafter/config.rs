@@ -86,6 +86,20 @@ impl DrafterConfig {
         Ok(config)
     }
 
+    /// Reads the drafter in `dir`, from its config alone when its weights are not there: enough to plan its memory.
+    ///
+    /// # Errors
+    /// As for [`Self::read`].
+    pub fn read_for_planning(dir: &Path) -> Result<Self, Error> {
+        if Checkpoint::is_in(dir) {
+            return Self::read(dir);
+        }
+        let file = ConfigFile::read(&dir.join("config.json"))?;
+        let keys = Keys::new(file.root())?;
+        let kind = super::method::by_name(dir, &keys.root)?;
+        Ok(Self::from_keys(&keys, kind)?)
+    }
+
     fn from_keys(keys: &Keys<'_>, kind: super::method::MethodKind) -> Result<Self, ConfigError> {
         let root = &keys.root;
         root.only("hidden_act", &[json!("silu")])?;
@@ -174,7 +188,7 @@ impl DrafterConfig {
     }
 
     /// Name and shape of every tensor of this drafter.
-    fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+    pub(super) fn tensors(&self) -> Vec<(String, Vec<usize>)> {
         let (hidden, inter) = (self.hidden_size, self.intermediate_size);
         let (q_dim, kv_dim) = (self.q_dim(), self.kv_dim());
         let mut tensors = vec![

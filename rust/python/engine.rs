@@ -144,7 +144,7 @@ impl Engine {
     }
 }
 
-fn catch_panic<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
+pub(super) fn catch_panic<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
     // Unwind safety: whoever sees a panic drops the value that `work` was changing.
     std::panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let message = panic
@@ -156,7 +156,7 @@ fn catch_panic<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
     })
 }
 
-fn extract_options(options: &Bound<'_, PyAny>) -> PyResult<EngineOptions> {
+pub(super) fn extract_options(options: &Bound<'_, PyAny>) -> PyResult<EngineOptions> {
     Ok(EngineOptions {
         dtype: options.getattr("dtype")?.extract()?,
         device: options.getattr("device")?.extract()?,
@@ -206,17 +206,23 @@ impl Description {
             "isa",
             format!("{:?}", crate::kernels::simd::isa()).to_lowercase(),
         )?;
-        dict.set_item("max_model_len", self.plan.max_model_len)?;
-        dict.set_item("max_num_seqs", self.plan.max_num_seqs)?;
-        dict.set_item("max_step_rows", self.plan.max_step_rows)?;
+        dict.set_item("max_model_len", self.plan.limits.max_model_len)?;
+        dict.set_item("max_num_seqs", self.plan.limits.max_num_seqs)?;
+        dict.set_item("max_step_rows", self.plan.limits.max_step_rows)?;
         dict.set_item("num_kv_pages", self.plan.num_kv_pages)?;
         dict.set_item("num_free_kv_pages", self.num_free_kv_pages)?;
-        dict.set_item("kv_page_bytes", self.plan.kv_page_bytes)?;
+        dict.set_item("kv_page_bytes", self.plan.footprint.kv_page)?;
         dict.set_item("method", self.method)?;
         let speculating = self.method.is_some();
-        dict.set_item("tree", speculating.then(|| self.plan.tree.policy.name()))?;
-        dict.set_item("tree_nodes", self.plan.tree.tree_nodes)?;
-        dict.set_item("num_speculative_tokens", self.plan.tree.num_draft_tokens)?;
+        dict.set_item(
+            "tree",
+            speculating.then(|| self.plan.limits.tree.policy.name()),
+        )?;
+        dict.set_item("tree_nodes", self.plan.limits.tree.tree_nodes)?;
+        dict.set_item(
+            "num_speculative_tokens",
+            self.plan.limits.tree.num_draft_tokens,
+        )?;
         Ok(dict)
     }
 }
