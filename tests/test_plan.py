@@ -204,8 +204,9 @@ def test_a_share_of_the_memory_that_is_too_small():
         (
             {"memory": "52GB", "max_num_seqs": 64},
             OptionError,
-            r"lower max_model_len and max_num_seqs",
+            r"lower max_num_seqs to 4 or less",
         ),
+        ({"memory": "48GB", "max_num_seqs": 64}, OptionError, "max_num_seqs and raise gpu_memory_util"),
         ({"memory": None}, OptionError, "memory of device `cuda`"),
         ({"device": "tpu"}, OptionError, "auto, cpu, cuda"),
         ({"max_model_len": 10**6}, OptionError, "max_position_embeddings 262144"),

@@ -262,7 +262,7 @@ fn what_is_missing_is_said_with_what_to_change() {
         max_model_len: Some(200_000),
         ..options(4)
     };
-    let message = error(&long, 70_000_000_000);
+    let message = error(&long, 64_000_000_000);
     assert!(
         message.contains("one request of 200000 tokens"),
         "{message}"
@@ -273,8 +273,8 @@ fn what_is_missing_is_said_with_what_to_change() {
         ..long.clone()
     };
     let fitting = value(&message, "lower max_model_len to ");
-    assert!(plan(&lowered(fitting), 70_000_000_000).is_ok());
-    assert!(plan(&lowered(fitting + 1.0), 70_000_000_000).is_err());
+    assert!(plan(&lowered(fitting), 64_000_000_000).is_ok());
+    assert!(plan(&lowered(fitting + 1.0), 64_000_000_000).is_err());
 
     let many = EngineOptions {
         max_model_len: Some(40_000),
@@ -302,7 +302,7 @@ fn what_is_missing_is_said_with_what_to_change() {
     assert!(plan(&bolder(share), 80_000_000_000).is_ok());
     assert!(plan(&bolder(share - 0.001), 80_000_000_000).is_err());
 
-    let message = error(&options(64), 50_000_000_000);
+    let message = error(&options(64), 48_000_000_000);
     assert!(
         message.contains("lower max_model_len and max_num_seqs and raise"),
         "{message}"

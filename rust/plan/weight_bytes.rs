@@ -141,12 +141,11 @@ fn w12_bytes_in(headers: &Checkpoint, name: &str) -> Option<u64> {
 /// Bytes of a matrix as W12 with [`ASSUMED_ESCAPE_RATE`], if that pays.
 fn w12_bytes_assumed(rows: usize, columns: usize) -> Option<u64> {
     let num_weights = (rows * columns) as u64;
-    let num_tiles = (rows.div_ceil(16) * columns.div_ceil(64)) as u64;
+    let (row_tiles, column_tiles) = (rows.div_ceil(16) as u64, columns.div_ceil(64) as u64);
     // A super-tile of 16 x 64 weights is 1024 bytes of planes U and V, 512 of X, and a u16 count of its escapes.
-    let planes = num_tiles * (1024 + 512);
-    let bases = rows as u64;
-    let counts = num_tiles * 2;
+    let tiles = row_tiles * column_tiles * (1024 + 512 + 2);
+    let bases = row_tiles * 16;
     let escapes = (num_weights as f64 * ASSUMED_ESCAPE_RATE).ceil() as u64 * 4;
-    let bytes = planes + bases + counts + escapes;
+    let bytes = tiles + bases + escapes;
     ((bytes as f64) < KEEP_BF16_FROM * (2 * num_weights) as f64).then_some(bytes)
 }
