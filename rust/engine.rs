@@ -6,18 +6,18 @@ use std::time::Instant;
 
 use crate::cache::slots::SequenceCaches;
 use crate::device::Device;
-use crate::drafter;
-use crate::error::{DrafterError, RequestError, Result};
-use crate::kernels::gdn_wy::GdnShape;
-use crate::kernels::tree_attention::KV_BLOCK;
+use crate::drafter::{self, config::DrafterConfig};
+use crate::error::{RequestError, Result};
 use crate::model::config::ModelConfig;
 use crate::model::decoder::Decoder;
 use crate::model::weights::DecoderWeights;
 use crate::options::EngineOptions;
-use crate::plan::{EnginePlan, layer_caches};
-use crate::request::{
-    FinishReason, Request, RequestDefaults, RequestId, SamplingParams, State,
-};
+use crate::plan::budget::{Budget, available_bytes};
+use crate::plan::deployment::check_method;
+use crate::plan::footprint::{Backend, Footprint, Holdings, gdn_shape};
+use crate::plan::weight_bytes::WeightFormat;
+use crate::plan::{EnginePlan, Limits, layer_caches};
+use crate::request::{FinishReason, Request, RequestDefaults, RequestId, SamplingParams, State};
 use crate::scheduler::queue::Scheduler;
 use crate::step::decode_step::{ModelPair, decode_step};
 use crate::stream::StepEvent;
@@ -59,49 +59,44 @@ impl Engine {
     pub fn open(model: &Path, drafter_dir: Option<&Path>, options: &EngineOptions) -> Result<Self> {
         options.validate()?;
         let config = ModelConfig::read(model)?;
+        let draft_config = drafter_dir.map(DrafterConfig::read).transpose()?;
+        if let (Some(drafter), Some(dir)) = (&draft_config, drafter_dir) {
+            check_method(dir, drafter, options)?;
+        }
+        let limits = Limits::resolve(options, &config, draft_config.as_ref())?;
+        let footprint = Footprint::of(&Holdings {
+            config: &config,
+            headers: None,
+            drafter: draft_config.as_ref(),
+            limits: &limits,
+            format: WeightFormat::Bf16,
+            screened_head: false,
+            backend: Backend::Host,
+        });
+        let budget = available_bytes().map(|memory_bytes| Budget {
+            memory_bytes,
+            utilization: options.gpu_memory_utilization,
+        });
+        let plan = EnginePlan::resolve(limits, footprint, budget)?;
+        let (num_slots, num_pages) = (plan.limits.max_num_seqs, plan.num_kv_pages);
         let device = Device::host(options.num_threads)?;
-        let max_model_len = options
-            .max_model_len
-            .unwrap_or(config.max_position_embeddings);
-        let pages_per_sequence = max_model_len.div_ceil(KV_BLOCK);
-        let drafter = drafter_dir
-            .map(|dir| {
-                let num_pages = pages_per_sequence * options.max_num_seqs;
-                drafter::open(
-                    dir,
-                    model,
-                    &config,
-                    &device,
-                    options.max_num_seqs,
-                    num_pages,
-                )
+        let drafter = draft_config
+            .zip(drafter_dir)
+            .map(|(drafter, dir)| {
+                device.install(|| {
+                    drafter::open(dir, drafter, model, &config, &device, num_slots, num_pages)
+                })
             })
             .transpose()?;
-        if let (Some(wanted), Some(drafter), Some(dir)) = (&options.method, &drafter, drafter_dir)
-            && wanted != drafter.method()
-        {
-            return Err(DrafterError::Method {
-                drafter: dir.to_path_buf(),
-                expected: wanted.clone(),
-                got: drafter.method(),
-            }
-            .into());
-        }
-        let weights = DecoderWeights::load(&Checkpoint::open(model)?, &config)?;
-        let plan = EnginePlan::resolve(options, &config, drafter.as_deref(), available_bytes())?;
-        let gdn_shape = config.gdn.as_ref().map(|gdn| GdnShape {
-            num_key_heads: gdn.num_key_heads,
-            num_value_heads: gdn.num_value_heads,
-            key_dim: gdn.key_dim,
-            value_dim: gdn.value_dim,
-            conv_kernel: gdn.conv_kernel,
-        });
+        let checkpoint = Checkpoint::open(model)?;
+        // On our own threads: the process-wide pool would be dead in a forked child.
+        let weights = device.install(|| DecoderWeights::load(&checkpoint, &config))?;
         let caches = SequenceCaches::new(
             &device,
             &layer_caches(&config),
-            gdn_shape,
-            plan.max_num_seqs,
-            plan.num_kv_pages,
+            gdn_shape(&config),
+            num_slots,
+            num_pages,
         );
         let mut eos_token_ids = config.eos_token_ids.clone();
         for &id in &options.extra_eos_token_ids {
@@ -110,12 +105,13 @@ impl Engine {
             }
         }
         let defaults = RequestDefaults {
-            max_model_len: plan.max_model_len,
+            max_model_len: plan.limits.max_model_len,
             eos_token_ids,
             suppressed_ids: config.suppress_tokens.clone(),
         };
         let taps = drafter.as_ref().map_or(&[][..], |drafter| drafter.taps());
-        let target = Decoder::new(config, weights, taps, &device);
+        let max_rows = plan.limits.max_step_rows;
+        let target = Decoder::new(config, weights, taps, max_rows, &device);
         Ok(Self {
             pair: ModelPair {
                 device,
@@ -193,7 +189,10 @@ impl Engine {
         }
         if params.min_tokens > 0 {
             let stops = (!params.ignore_eos).then_some(&self.defaults.eos_token_ids);
-            let masked: HashSet<u32> = params.stop_token_ids.iter().chain(stops.into_iter().flatten())
+            let masked: HashSet<u32> = params
+                .stop_token_ids
+                .iter()
+                .chain(stops.into_iter().flatten())
                 .chain(&self.defaults.suppressed_ids)
                 .copied()
                 .collect();
@@ -240,7 +239,7 @@ impl Engine {
     }
 
     fn check_prompt(&self, prompt: &[u32], num_new_tokens: usize) -> Result<(), RequestError> {
-        let max_model_len = self.plan.max_model_len;
+        let max_model_len = self.plan.limits.max_model_len;
         let vocab_size = self.config().vocab_size;
         if prompt.is_empty() {
             return Err(RequestError::EmptyPrompt);
@@ -288,13 +287,14 @@ impl Engine {
             }
             Some(slot)
         };
-        let (max_rows, tree_nodes) = (self.plan.max_step_rows, self.plan.tree.tree_nodes);
+        let limits = &self.plan.limits;
+        let (max_rows, tree_nodes) = (limits.max_step_rows, limits.tree.tree_nodes);
         let batch = self.scheduler.next_batch(max_rows, tree_nodes, take_slot);
         let slots: Vec<(usize, usize)> = batch.entries.iter().map(|e| (e.index, e.slot)).collect();
         let committed = decode_step(
             &mut self.pair,
             self.scheduler.running_mut(),
-            &self.plan.tree,
+            &limits.tree,
             batch,
         );
         let committed = match committed {
@@ -396,12 +396,5 @@ impl Engine {
     }
 }
 
-/// Memory the operating system could give without swapping, where it says so.
-fn available_bytes() -> Option<u64> {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = meminfo
-        .lines()
-        .find(|line| line.starts_with("MemAvailable:"))?;
-    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    Some(kib * 1024)
-}
+#[cfg(test)]
+mod tests;

@@ -59,6 +59,11 @@ pub enum InternalError {
         /// The panic's message.
         message: String,
     },
+    /// The engine was opened in another process, whose threads a fork does not copy.
+    #[error(
+        "this engine was opened before a fork; open one in the child process (or start it with spawn)"
+    )]
+    Forked,
     /// The engine was closed by an earlier internal error.
     #[error("the engine was closed by an earlier internal error; open a new one")]
     Closed,
@@ -406,17 +411,27 @@ pub enum OptionError {
         /// What was given.
         got: String,
     },
-    /// Memory for the caches is not to be had.
+    /// What the engine must hold exceeds its share of the memory.
     #[error(
-        "a KV cache of {needed_bytes} bytes for one sequence of max_model_len {max_model_len} exceeds the {available_bytes} bytes available; lower max_model_len"
+        "weights, buffers and the caches of one request of {num_tokens} tokens need {needed_bytes} bytes, but the engine may take {budget_bytes}: {} bytes are missing; {advice}", .needed_bytes - .budget_bytes
     )]
     Memory {
-        /// Option value.
-        max_model_len: usize,
-        /// Bytes that one sequence needs.
+        /// Tokens of the request that must fit.
+        num_tokens: usize,
+        /// Bytes of everything, its caches included.
         needed_bytes: u64,
-        /// Bytes to be had.
-        available_bytes: u64,
+        /// Bytes that the engine may take; less than needed.
+        budget_bytes: u64,
+        /// What to change.
+        advice: String,
+    },
+    /// The memory of a device that this build cannot ask.
+    #[error(
+        "the memory of device `{device}` cannot be read here; give it, such as `memory` = 80GB"
+    )]
+    UnknownMemory {
+        /// Device name.
+        device: &'static str,
     },
 }
 
@@ -457,6 +472,16 @@ pub enum RequestError {
         expected: String,
         /// What was given.
         got: String,
+    },
+    /// The target's best logit is NaN or infinite.
+    #[error(
+        "the best logit after position {position} should be a finite number, got {got}: the checkpoint is damaged or overflows"
+    )]
+    NonFiniteLogit {
+        /// Position of the row.
+        position: usize,
+        /// The logit.
+        got: f32,
     },
     /// No request of this id is known.
     #[error("no request with id {id}")]

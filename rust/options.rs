@@ -5,6 +5,9 @@ use crate::error::OptionError;
 /// Most rows of one tree: ancestors fit a 64-bit mask, and a path stays within the recurrent log.
 const MAX_TREE_NODES: usize = 64;
 
+/// Most worker threads: far beyond any host's memory channels.
+const MAX_THREADS: usize = 256;
+
 /// Everything a caller may set. Defaults live in the Python package.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
@@ -64,8 +67,10 @@ impl EngineOptions {
                 self.max_model_len.unwrap_or(0).to_string(),
             );
         }
-        if self.num_threads == Some(0) {
-            return value("num_threads", "at least 1", "0".into());
+        if let Some(num_threads) = self.num_threads
+            && !(1..=MAX_THREADS).contains(&num_threads)
+        {
+            return value("num_threads", "1..=256", num_threads.to_string());
         }
         if let Some(tree_nodes) = self.tree_nodes
             && !(1..=MAX_TREE_NODES).contains(&tree_nodes)

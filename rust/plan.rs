@@ -1,9 +1,18 @@
-//! What options come to on a given model, drafter and machine: limits, tree shape, cache sizes. Decided once at load
-//! and printed; the engine allocates from it.
+//! What options come to on a given model, drafter and machine: limits, tree shape, and every byte the engine holds.
+//!
+//! In: options, configs, a memory size. Out: [`Limits`], then a [`Footprint`] of what is held whatever comes, then the
+//! pages of keys and values for which the rest suffices. All of it is known before a weight is read: the engine
+//! allocates from an [`EnginePlan`], and `specpilot plan` prints a [`deployment::DeploymentPlan`] made by the same
+//! functions, which ask the types that allocate for their sizes.
 
-use crate::cache::pages::{KvCache, KvShape};
+pub mod budget;
+pub mod deployment;
+pub mod footprint;
+pub mod size;
+pub mod weight_bytes;
+
 use crate::cache::slots::LayerCache;
-use crate::drafter::Drafter;
+use crate::drafter::config::DrafterConfig;
 use crate::error::{DrafterError, OptionError, Result};
 use crate::kernels::paths::MAX_PATH_ROWS;
 use crate::kernels::tree_attention::KV_BLOCK;
@@ -11,6 +20,8 @@ use crate::model::config::{MixerKind, ModelConfig};
 use crate::options::EngineOptions;
 use crate::step::decode_step::TreePlan;
 use crate::step::tree::TreePolicy;
+use budget::Budget;
+use footprint::{Footprint, kv_shape};
 
 /// Most rows of one forward over all requests.
 const MAX_STEP_ROWS: usize = 256;
@@ -18,9 +29,9 @@ const MAX_STEP_ROWS: usize = 256;
 /// Rows of a tree when nothing is said: acceptance gains little beyond, cost grows with every row.
 const USUAL_TREE_NODES: usize = 32;
 
-/// Resolved limits and sizes.
+/// Resolved limits.
 #[derive(Clone, Debug)]
-pub struct EnginePlan {
+pub struct Limits {
     /// Context limit in tokens.
     pub max_model_len: usize,
     /// Requests that may run at once.
@@ -29,14 +40,10 @@ pub struct EnginePlan {
     pub max_step_rows: usize,
     /// Tree shape.
     pub tree: TreePlan,
-    /// KV pages of 64 positions, shared by all requests.
-    pub num_kv_pages: usize,
-    /// Bytes of one page over all attention layers.
-    pub kv_page_bytes: usize,
 }
 
-impl EnginePlan {
-    /// Resolves `options`; `available_bytes` is the memory that caches may take in all (`None` = unknown, no limit).
+impl Limits {
+    /// Resolves `options`.
     ///
     /// # Errors
     /// [`OptionError`] when an option cannot be honoured on this model, [`DrafterError`] when the drafter cannot serve
@@ -44,8 +51,7 @@ impl EnginePlan {
     pub fn resolve(
         options: &EngineOptions,
         config: &ModelConfig,
-        drafter: Option<&dyn Drafter>,
-        available_bytes: Option<u64>,
+        drafter: Option<&DrafterConfig>,
     ) -> Result<Self> {
         let max_model_len = options
             .max_model_len
@@ -62,38 +68,53 @@ impl EnginePlan {
             .into());
         }
         let tree = resolve_tree(options, drafter)?;
-        let kv_shapes: Vec<_> = layer_caches(config)
-            .into_iter()
-            .filter_map(|layer| match layer {
-                LayerCache::Attention(shape) => Some(shape),
-                LayerCache::GatedDelta => None,
-            })
-            .collect();
-        let kv_page_bytes = KvCache::page_bytes_of(&kv_shapes);
-        let pages_per_sequence = max_model_len.div_ceil(KV_BLOCK);
-        let wanted_pages = pages_per_sequence * options.max_num_seqs;
-        let num_kv_pages = match available_bytes {
-            Some(bytes) if kv_page_bytes > 0 => {
-                let budget = bytes as f64 * options.gpu_memory_utilization / kv_page_bytes as f64;
-                wanted_pages.min(budget as usize)
-            }
-            _ => wanted_pages,
-        };
-        if num_kv_pages < pages_per_sequence {
-            return Err(OptionError::Memory {
-                max_model_len,
-                needed_bytes: (pages_per_sequence * kv_page_bytes) as u64,
-                available_bytes: available_bytes.unwrap_or_default(),
-            }
-            .into());
-        }
         Ok(Self {
             max_model_len,
             max_num_seqs: options.max_num_seqs,
             max_step_rows: MAX_STEP_ROWS.max(tree.tree_nodes).max(MAX_PATH_ROWS),
             tree,
+        })
+    }
+
+    /// KV pages of one request of `max_model_len` tokens.
+    pub fn pages_per_sequence(&self) -> usize {
+        self.max_model_len.div_ceil(KV_BLOCK)
+    }
+}
+
+/// What an engine allocates.
+#[derive(Clone, Debug)]
+pub struct EnginePlan {
+    /// Limits of requests and passes.
+    pub limits: Limits,
+    /// What is held whatever comes, and the size of a page.
+    pub footprint: Footprint,
+    /// KV pages of 64 positions, shared by all requests; the drafter's context has as many.
+    pub num_kv_pages: usize,
+}
+
+impl EnginePlan {
+    /// Gives what `budget` leaves to KV pages, up to what all requests together can use; `None` = no limit is known.
+    ///
+    /// # Errors
+    /// [`OptionError::Memory`] when not even one request of `max_model_len` tokens fits.
+    pub fn resolve(
+        limits: Limits,
+        footprint: Footprint,
+        budget: Option<Budget>,
+    ) -> Result<Self, OptionError> {
+        let num_wanted = limits.pages_per_sequence() * limits.max_num_seqs;
+        let num_kv_pages = match budget {
+            None => num_wanted,
+            Some(budget) => {
+                budget.require(&footprint, limits.max_model_len)?;
+                num_wanted.min(budget.num_pages(&footprint))
+            }
+        };
+        Ok(Self {
+            limits,
+            footprint,
             num_kv_pages,
-            kv_page_bytes,
         })
     }
 }
@@ -104,16 +125,13 @@ pub fn layer_caches(config: &ModelConfig) -> Vec<LayerCache> {
         .layers
         .iter()
         .map(|layer| match layer.mixer {
-            MixerKind::Attention => LayerCache::Attention(KvShape {
-                num_kv_heads: config.attention.num_kv_heads,
-                head_dim: config.attention.head_dim,
-            }),
+            MixerKind::Attention => LayerCache::Attention(kv_shape(config)),
             MixerKind::GatedDelta => LayerCache::GatedDelta,
         })
         .collect()
 }
 
-fn resolve_tree(options: &EngineOptions, drafter: Option<&dyn Drafter>) -> Result<TreePlan> {
+fn resolve_tree(options: &EngineOptions, drafter: Option<&DrafterConfig>) -> Result<TreePlan> {
     let named = options
         .tree
         .as_deref()
@@ -126,11 +144,11 @@ fn resolve_tree(options: &EngineOptions, drafter: Option<&dyn Drafter>) -> Resul
             num_draft_tokens: 0,
         });
     };
-    let policy = match (named, drafter.has_conditional_scores()) {
+    let policy = match (named, drafter.method.selector().is_some()) {
         (Some(TreePolicy::Conditional), false) => {
             return Err(DrafterError::NoConditionalScores {
                 policy: TreePolicy::Conditional.name(),
-                method: drafter.method(),
+                method: drafter.method.name(),
             }
             .into());
         }
@@ -162,3 +180,6 @@ fn resolve_tree(options: &EngineOptions, drafter: Option<&dyn Drafter>) -> Resul
         num_draft_tokens: num_draft_tokens.min(MAX_PATH_ROWS - 1),
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -375,3 +375,63 @@ def test_a_terminal_gets_a_bar_if_wanted(use_tqdm: bool):
 def test_errors_are_one_family(demo_llm: LLM):
     with pytest.raises(SpecPilotError):
         demo_llm.generate("")
+
+
+def test_a_score_between_pieces_of_a_stream_disturbs_nothing(plain_outputs: list[RequestOutput]):
+    llm = LLM.demo()
+    text = plain_outputs[0].outputs[0].text
+    stop = text[20:24]
+    stream = llm.stream(PROMPTS[0], SamplingParams(max_tokens=48, ignore_eos=True, stop=stop))
+    pieces = [next(stream).text]
+    llm.score([5] * 300)
+    pieces += [piece.text for piece in stream]
+    assert "".join(pieces) == text[: text.index(stop)]
+    assert not llm._engine.has_unfinished()
+
+
+def test_masking_every_token_is_refused(demo_llm: LLM):
+    every = list(range(int(demo_llm.describe()["vocab_size"])))
+    with pytest.raises(RequestError, match="min_tokens"):
+        demo_llm.generate(PROMPTS[0], SamplingParams(min_tokens=1, stop_token_ids=every))
+
+
+def test_whoever_waits_learns_that_a_step_failed(monkeypatch: pytest.MonkeyPatch):
+    """A failure while one caller steps ends the requests of all; none may take its cut text for an answer."""
+    llm = LLM.demo()
+    stream = llm.stream(PROMPTS[0], LONG)
+    next(stream)
+    running = llm._running
+
+    def fail(_event: object) -> None:
+        raise RuntimeError("the reader broke")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "_deliver", fail)
+        with pytest.raises(RuntimeError, match="the reader broke"):
+            llm.generate(PROMPTS[1], LONG)
+    with pytest.raises(SpecPilotError, match="another call"):
+        list(stream)
+    assert not llm._engine.has_unfinished()
+
+
+def test_a_forked_child_is_told_and_can_open_its_own():
+    code = """
+import os
+from specpilot_rs import LLM, SamplingParams, SpecPilotError
+
+llm = LLM.demo()
+want = llm.generate("The", SamplingParams(max_tokens=8))[0].outputs[0].token_ids
+child = os.fork()
+if child == 0:
+    try:
+        llm.generate("The")
+        os._exit(1)
+    except SpecPilotError as error:
+        assert "fork" in str(error)
+    got = LLM.demo().generate("The", SamplingParams(max_tokens=8))[0].outputs[0].token_ids
+    os._exit(0 if got == want else 2)
+assert os.waitpid(child, 0)[1] == 0
+print("both")
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (result.stdout, result.returncode) == ("both\n", 0), result.stderr

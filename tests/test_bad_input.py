@@ -224,3 +224,17 @@ def test_a_config_that_is_no_json(tmp_path: Path):
 def test_a_directory_that_is_not_there(tmp_path: Path):
     with pytest.raises(CheckpointError, match="no such directory"):
         LLM(tmp_path / "nothing")
+
+
+def test_weights_that_are_no_numbers_are_told(tmp_path: Path):
+    """NaN in a norm makes every logit NaN: an error, not a text of token 0."""
+    directory = shutil.copytree(TARGET_DIR, tmp_path / "target")
+    shard = directory / "model-00002-of-00002.safetensors"
+    data = bytearray(shard.read_bytes())
+    size = int.from_bytes(data[:8], "little")
+    begin, _ = json.loads(data[8 : 8 + size])["model.norm.weight"]["data_offsets"]
+    data[8 + size + begin : 8 + size + begin + 2] = b"\xc0\x7f"
+    shard.write_bytes(data)
+    llm = LLM(str(directory))
+    with pytest.raises(RequestError, match="finite"):
+        llm.generate("The")

@@ -42,7 +42,8 @@ def text(demo_llm: LLM) -> str:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], [], ["generate", "--help"], ["chat", "--help"], ["doctor", "--help"]]
+    "arguments",
+    [["--help"], [], ["generate", "--help"], ["chat", "--help"], ["plan", "--help"], ["doctor", "--help"]],
 )
 def test_help_is_cheap(arguments: list[str]):
     code = (

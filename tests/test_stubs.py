@@ -128,7 +128,13 @@ def test_abort(engine: _core.Engine, prompt: list[int]):
 
 
 def test_score(engine: _core.Engine, prompt: list[int]):
-    record = engine.score(prompt)
+    request_id = engine.add_score_request(prompt)
+    while engine.has_unfinished():
+        engine.step()
+    output = engine.take_output(request_id)
+    assert (output.token_ids, output.finish_reason) == ([], "length")
+    record = output.record
+    assert record is not None
     num_layers, num_tokens = 8, len(prompt)
     assert record.logits.shape == (num_tokens, 8192)
     assert record.residual_l2.shape == (num_layers + 1, num_tokens)

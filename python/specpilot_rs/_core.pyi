@@ -24,6 +24,7 @@ __all__ = [
     "StepEvent",
     "__version__",
     "kernels",
+    "plan",
 ]
 kernels: ModuleType
 
@@ -84,8 +85,18 @@ class Engine:
     def stop_at(self, request_id: int, num_tokens: int) -> None: ...
     def abort(self, request_id: int) -> None: ...
     def take_output(self, request_id: int) -> EngineOutput: ...
-    def score(self, prompt_token_ids: list[int]) -> ScoreRecord: ...
+    def add_score_request(self, prompt_token_ids: Sequence[int]) -> int: ...
     def has_unfinished(self) -> bool: ...
+
+def plan(
+    *,
+    model: str,
+    drafter: str | None,
+    options: EngineOptionsLike,
+    memory: str | None,
+    device: str,
+    screened_head: bool,
+) -> dict[str, Any]: ...
 
 @final
 class StepEvent:

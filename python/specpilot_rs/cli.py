@@ -1,4 +1,4 @@
-"""The command `specpilot`: generate, chat, doctor.
+"""The command `specpilot`: generate, chat, plan, doctor.
 
 Data goes to stdout, logs and progress to stderr. An error is one line, `error: ...`, and exit code 2; Ctrl-C
 is exit code 130. `--help` loads neither the extension nor numpy: commands import what they need as they run.
@@ -190,6 +190,48 @@ def chat(
             messages.pop()
             continue
         messages.append({"role": "assistant", "content": answer})
+
+
+@app.command()
+def plan(
+    model: Annotated[str, typer.Argument(help="Target: a directory or a hub id; its config is enough.")],
+    drafter: Annotated[str | None, typer.Option(help=help_of(SpeculativeConfig, "model"))] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(help="The device's memory: 80GB, 80GiB, ...; what this machine has if omitted."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where the engine would run: cpu or cuda.")] = "cpu",
+    max_model_len: ContextOption = None,
+    max_num_seqs: Annotated[
+        int, typer.Option(help=help_of(EngineOptions, "max_num_seqs"))
+    ] = EngineOptions.max_num_seqs,
+    gpu_memory_utilization: Annotated[
+        float, typer.Option(help=help_of(EngineOptions, "gpu_memory_utilization"))
+    ] = EngineOptions.gpu_memory_utilization,
+    dense_head: Annotated[
+        bool, typer.Option("--dense-head", help="Plan without the INT8 copy of the LM head.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what an engine would hold, as BF16 and as W12, and the context that fits beside it."""
+    from specpilot_rs.plan_report import plan_memory, render
+
+    planned = plan_memory(
+        model,
+        drafter=drafter,
+        memory=memory,
+        device=device,
+        screened_head=not dense_head,
+        options=EngineOptions(
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            gpu_memory_utilization=gpu_memory_utilization,
+        ),
+    )
+    if as_json:
+        _write_json(planned)
+    else:
+        typer.echo(render(planned))
 
 
 @app.command()

@@ -7,6 +7,7 @@ engine reads are fetched. `HF_HUB_OFFLINE`, `HF_HOME` and the access token are h
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from specpilot_rs.errors import CheckpointError, OptionError
@@ -22,14 +23,19 @@ FILES = (
     "*.safetensors.index.json",
 )
 """Patterns of the files fetched, from the top folder of a repository only."""
+CONFIG_FILES = ("config.json", "generation_config.json")
+"""What is fetched when no weights are needed."""
 
 
-def model_directory(model: str | os.PathLike[str], revision: str | None = None) -> Path:
+def model_directory(
+    model: str | os.PathLike[str], revision: str | None = None, *, files: Sequence[str] = FILES
+) -> Path:
     """Returns the directory with a model's files, downloading them if `model` is a hub id.
 
     Args:
         model: A local directory or a hub id such as "org/name".
         revision: Branch, tag or commit on the hub.
+        files: Patterns of the files to fetch.
 
     Raises:
         CheckpointError: The directory or repository is not there or cannot be reached.
@@ -47,17 +53,17 @@ def model_directory(model: str | os.PathLike[str], revision: str | None = None) 
         raise CheckpointError(
             f"{name or repr(name)}: no such directory, and not a hub id of the form org/name"
         )
-    return _download(name, revision)
+    return _download(name, revision, files)
 
 
-def _download(repo_id: str, revision: str | None) -> Path:
+def _download(repo_id: str, revision: str | None, files: Sequence[str]) -> Path:
     from huggingface_hub import errors as hub_errors
     from huggingface_hub import snapshot_download
 
     at = f" at revision {revision!r}" if revision else ""
     try:
         return Path(
-            snapshot_download(repo_id, revision=revision, allow_patterns=list(FILES), ignore_patterns=["*/*"])
+            snapshot_download(repo_id, revision=revision, allow_patterns=list(files), ignore_patterns=["*/*"])
         )
     except hub_errors.HFValidationError as error:
         raise OptionError(

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from specpilot_rs._core import Engine, ScoreRecord
 from specpilot_rs.demo import DFLASH2_DIR, TARGET_DIR
-from specpilot_rs.errors import OptionError, RequestError
+from specpilot_rs.errors import OptionError, RequestError, SpecPilotError
 from specpilot_rs.hub import model_directory
 from specpilot_rs.options import (
     EngineOptions,
@@ -256,32 +256,57 @@ class LLM:
         return self._pieces(self._submission(prompt, _params_for(sampling_params, 1)[0]))
 
     def score(self, prompt_token_ids: Sequence[int]) -> ScoreRecord:
-        """Returns logits, residual norms and recurrent state over a prompt, without generating."""
-        return self._engine.score(self._checked_ids(prompt_token_ids))
+        """Returns fp32 logits, residual norms and the final recurrent state of a prompt; generates nothing.
+
+        Args:
+            prompt_token_ids: T token ids.
+
+        Returns:
+            Float32 arrays: `logits` `[T, vocabulary]`, `residual_l2` `[layers + 1, T]` (L2 norms of the
+            residual stream entering layer 0 and after each layer), `final_norm_l2` `[T]`, `last_residuals`
+            `[layers + 1, hidden]` at the last position, and `gdn_state` `[GDN layers, value heads, key size,
+            value size]` or None.
+
+        Raises:
+            RequestError: The prompt is empty, too long, or holds an id outside the vocabulary.
+        """
+        submission = Submission(
+            None, self._checked_ids(prompt_token_ids), SamplingParams(), None, score_only=True
+        )
+        [output] = self._run([submission], use_tqdm=False)
+        if output.record is None:
+            raise SpecPilotError("a scored prompt should leave a record, got none")
+        return output.record
 
     def _pieces(self, submission: Submission) -> Generator[StreamOutput, None, None]:
-        [request] = self._running.submit([submission])
+        requests: list[RunningRequest] = []
         try:
+            self._running.submit([submission], requests)
+            [request] = requests
             while True:
                 finished = request.finished
                 piece = request.take_piece()
                 if piece is not None:
                     yield piece
                 if finished:
+                    request.raise_failure()
                     return
                 self._running.advance([request])
         finally:
-            self._running.abort([request])
+            self._running.abort(requests)
 
     def _run(self, submissions: Sequence[Submission], use_tqdm: bool) -> list[RequestOutput]:
-        requests = self._running.submit(submissions)
+        requests: list[RunningRequest] = []
         try:
+            self._running.submit(submissions, requests)
             with _Progress(requests, self._plan, use_tqdm) as progress:
                 while not all(request.finished for request in requests):
                     self._running.advance(requests)
                     progress.update()
         finally:
             self._running.abort(requests)
+        for request in requests:
+            request.raise_failure()
         return [request.output for request in requests if request.output is not None]
 
     def _submission(self, prompt: Prompt, params: SamplingParams, **record: bool) -> Submission:

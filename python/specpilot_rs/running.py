@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specpilot_rs._core import Engine, EngineOutput, StepEvent
-from specpilot_rs.errors import InternalError, SpecPilotError
+from specpilot_rs.errors import InternalError, RequestError, SpecPilotError
 from specpilot_rs.options import SamplingParams
 from specpilot_rs.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
 from specpilot_rs.tokenizer import TextDecoder
@@ -22,7 +22,7 @@ from specpilot_rs.tokenizer import TextDecoder
 
 @dataclass(frozen=True)
 class Submission:
-    """A checked request that no engine knows yet."""
+    """A checked request that no engine knows yet; `score_only` wants values of its prompt and no tokens."""
 
     prompt: str | None
     prompt_token_ids: list[int]
@@ -30,6 +30,7 @@ class Submission:
     decoder: TextDecoder | None
     record_logits: bool = False
     record_rounds: bool = False
+    score_only: bool = False
 
 
 class RunningRequest:
@@ -42,14 +43,26 @@ class RunningRequest:
         self.token_ids: list[int] = []
         self.text = ""
         self.output: RequestOutput | None = None
+        self.failure: BaseException | None = None
         self._stop_string: str | None = None
         self._num_streamed_tokens = 0
         self._num_streamed_chars = 0
 
     @property
     def finished(self) -> bool:
-        """Whether the output is there."""
-        return self.output is not None
+        """Whether the request has ended."""
+        return self.output is not None or self.failure is not None
+
+    def raise_failure(self) -> None:
+        """Raises if the request was ended by a step that failed or was interrupted in another call.
+
+        Raises:
+            SpecPilotError: With that call's error as its cause.
+        """
+        if self.failure is not None:
+            raise SpecPilotError(
+                f"aborted: another call's step failed ({type(self.failure).__name__}: {self.failure})"
+            ) from self.failure
 
     def receive(self, event: StepEvent) -> int | None:
         """Takes the tokens of a step.
@@ -138,28 +151,36 @@ class RunningRequests:
         self._by_id: dict[int, RunningRequest] = {}
         self._lock = threading.RLock()
 
-    def submit(self, submissions: Sequence[Submission]) -> list[RunningRequest]:
+    def submit(self, submissions: Sequence[Submission], admitted: list[RunningRequest]) -> None:
         """Hands requests to the engine: all of them, or none if it refuses one.
 
         No step can come in between, so a refusal in the middle leaves nothing decoded and nothing queued.
+
+        Args:
+            submissions: The requests.
+            admitted: Gets each request as soon as the engine knows it, so that whoever is interrupted at any
+                point can abort them.
         """
-        admitted: list[RunningRequest] = []
         with self._lock:
             try:
                 for submission in submissions:
-                    request_id = self._engine.add_request(
-                        submission.prompt_token_ids,
-                        submission.params,
-                        submission.record_logits,
-                        submission.record_rounds,
-                    )
+                    request_id = self._add(submission)
                     request = RunningRequest(request_id, submission)
                     self._by_id[request_id] = request
                     admitted.append(request)
             except BaseException:
                 self.abort(admitted)
                 raise
-        return admitted
+
+    def _add(self, submission: Submission) -> int:
+        if submission.score_only:
+            return self._engine.add_score_request(submission.prompt_token_ids)
+        return self._engine.add_request(
+            submission.prompt_token_ids,
+            submission.params,
+            submission.record_logits,
+            submission.record_rounds,
+        )
 
     def advance(self, wanted: Sequence[RunningRequest]) -> None:
         """Makes one decode step, unless all of `wanted` are finished: another thread may have made it."""
@@ -170,8 +191,9 @@ class RunningRequests:
                 events = self._engine.step()
                 for event in events:
                     self._deliver(event)
-            except BaseException:
-                self.abort(list(self._by_id.values()))
+            except BaseException as error:
+                # Whoever else waits for these requests must learn why they ended.
+                self.abort(list(self._by_id.values()), error)
                 raise
             if not events:
                 self.abort(list(self._by_id.values()))
@@ -183,8 +205,9 @@ class RunningRequests:
         request = self._by_id.get(event.request_id)
         if request is None:
             # Its submission was interrupted between the engine's answer and our note of it.
-            self._engine.abort(event.request_id)
-            self._engine.take_output(event.request_id)
+            with contextlib.suppress(RequestError):
+                self._engine.abort(event.request_id)
+                self._engine.take_output(event.request_id)
             return
         num_tokens = request.receive(event)
         if num_tokens is not None:
@@ -193,13 +216,19 @@ class RunningRequests:
             request.finish(self._engine.take_output(event.request_id))
             del self._by_id[event.request_id]
 
-    def abort(self, requests: Sequence[RunningRequest]) -> None:
-        """Ends requests that are not finished; their output so far remains readable, with reason "abort"."""
+    def abort(self, requests: Sequence[RunningRequest], failure: BaseException | None = None) -> None:
+        """Ends requests that are not finished; their output so far remains readable, with reason "abort".
+
+        Args:
+            requests: Those to end.
+            failure: What ended them, for callers that did not see it themselves.
+        """
         with self._lock:
             for request in requests:
                 if self._by_id.pop(request.request_id, None) is None:
                     continue
                 # A closed engine has nothing to hand back; what closed it is on its way to the caller.
+                request.failure = failure
                 with contextlib.suppress(InternalError):
                     self._engine.abort(request.request_id)
                     request.finish(self._engine.take_output(request.request_id))

@@ -22,6 +22,24 @@ pub struct GdnCache {
     slots: Vec<SlotState>,
 }
 
+/// What one slot takes, by purpose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GdnSlotBytes {
+    /// The ring of states.
+    pub states: usize,
+    /// Committed keys, updates and decays.
+    pub log: usize,
+    /// Inputs of the convolution.
+    pub conv: usize,
+}
+
+impl GdnSlotBytes {
+    /// All of it.
+    pub fn total(&self) -> usize {
+        self.states + self.log + self.conv
+    }
+}
+
 /// How far a slot has come.
 #[derive(Clone, Copy, Debug, Default)]
 struct SlotState {
@@ -43,12 +61,20 @@ impl GdnCache {
         }
     }
 
-    /// Bytes that one slot takes in `num_layers` layers, for sizing a cache before it exists.
-    pub fn slot_bytes_of(shape: &GdnShape, num_layers: usize) -> usize {
-        let log = shape.keys_len() + shape.values_len() + shape.num_value_heads;
-        let conv = shape.conv_kernel * shape.conv_channels();
-        let len = STATE_RING * shape.state_len() + LOG_POSITIONS * log + conv;
-        num_layers * len * size_of::<f32>()
+    /// Bytes that one slot takes in `num_layers` layers, for sizing a cache before it exists. States and log are fp32
+    /// on every device; inputs of the convolution are activations of `activation_bytes` each.
+    pub fn slot_bytes_of(
+        shape: &GdnShape,
+        num_layers: usize,
+        activation_bytes: usize,
+    ) -> GdnSlotBytes {
+        let log_len = shape.keys_len() + shape.values_len() + shape.num_value_heads;
+        let conv_len = shape.conv_kernel * shape.conv_channels();
+        GdnSlotBytes {
+            states: num_layers * STATE_RING * shape.state_len() * size_of::<f32>(),
+            log: num_layers * LOG_POSITIONS * log_len * size_of::<f32>(),
+            conv: num_layers * conv_len * activation_bytes,
+        }
     }
 
     /// Head counts and sizes.

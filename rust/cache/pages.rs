@@ -51,15 +51,15 @@ impl KvCache {
                 .collect(),
             free: (0..num_pages as u32).rev().collect(),
             is_free: vec![true; num_pages],
-            page_bytes: Self::page_bytes_of(layers),
+            page_bytes: Self::page_bytes_of(layers, size_of::<f32>()),
         }
     }
 
-    /// Bytes that one page takes in all `layers`, for sizing a pool before it exists.
-    pub fn page_bytes_of(layers: &[KvShape]) -> usize {
+    /// Bytes that one page takes in all `layers` with elements of `element_bytes`, for sizing a pool before it exists.
+    pub fn page_bytes_of(layers: &[KvShape], element_bytes: usize) -> usize {
         layers
             .iter()
-            .map(|shape| 2 * shape.page_len() * size_of::<f32>())
+            .map(|shape| 2 * shape.page_len() * element_bytes)
             .sum()
     }
 

@@ -7,6 +7,8 @@ mod buffer;
 
 pub use buffer::{Buffer, Element};
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use crate::error::DeviceError;
 
 /// The device an engine computes on. `Kernel::run` is the only place that matches on it.
@@ -27,7 +29,26 @@ impl Device {
     /// A zero-filled buffer of `len` elements on this device.
     pub fn alloc<T: Element>(&self, len: usize) -> Buffer<T> {
         match self {
-            Self::Host(_) => Buffer::zeroed(len),
+            Self::Host(host) => {
+                let num_bytes = (len * size_of::<T>()) as u64;
+                host.bytes_allocated.fetch_add(num_bytes, Ordering::Relaxed);
+                Buffer::zeroed(len)
+            }
+        }
+    }
+
+    /// Bytes of all buffers that [`alloc`](Self::alloc) has made, given back or not: what a memory plan is held
+    /// against.
+    pub fn bytes_allocated(&self) -> u64 {
+        match self {
+            Self::Host(host) => host.bytes_allocated.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Runs `work` with this device's own host threads, for loading and packing.
+    pub fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        match self {
+            Self::Host(host) => host.install(work),
         }
     }
 
@@ -43,6 +64,7 @@ impl Device {
 /// not depend on the number of threads.
 pub struct HostDevice {
     pool: rayon::ThreadPool,
+    bytes_allocated: AtomicU64,
 }
 
 impl HostDevice {
@@ -59,7 +81,10 @@ impl HostDevice {
                 num_threads,
                 source,
             })?;
-        Ok(Self { pool })
+        Ok(Self {
+            pool,
+            bytes_allocated: AtomicU64::new(0),
+        })
     }
 
     /// Runs `work` inside the pool; rayon iterators in it use the pool's threads.

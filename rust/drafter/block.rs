@@ -21,24 +21,24 @@ use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use crate::kernels::rope::{Rope, RopeArgs};
 use crate::weights::Linear;
 
-/// Activations of a block forward, allocated once.
-pub(super) struct Block {
+/// Activations of a block forward, allocated once. `B` is a buffer; planning memory puts a number in its place.
+pub(super) struct Block<B = Buffer<f32>> {
     /// Residual stream.
-    residual: Buffer<f32>,
+    residual: B,
     /// A sublayer's input, after its norm and convolution.
-    input: Buffer<f32>,
+    input: B,
     /// A sublayer's input before the convolution, and its output before the convolution.
-    unconvolved: Buffer<f32>,
+    unconvolved: B,
     /// Predicted convolution kernels.
-    conv_delta: Buffer<f32>,
-    q_raw: Buffer<f32>,
-    q: Buffer<f32>,
-    k_raw: Buffer<f32>,
-    k: Buffer<f32>,
-    v: Buffer<f32>,
-    attended: Buffer<f32>,
-    gate: Buffer<f32>,
-    up: Buffer<f32>,
+    conv_delta: B,
+    q_raw: B,
+    q: B,
+    k_raw: B,
+    k: B,
+    v: B,
+    attended: B,
+    gate: B,
+    up: B,
 }
 
 /// One call's rows.
@@ -48,10 +48,9 @@ struct Rows<'a> {
     positions: Vec<u32>,
 }
 
-impl Block {
-    /// Buffers for `num_blocks` requests at once.
-    pub(super) fn new(device: &Device, config: &DrafterConfig, num_blocks: usize) -> Self {
-        let rows = |width| device.alloc(num_blocks * config.block_size * width);
+impl<B> Block<B> {
+    /// What `rows` makes of each buffer's values per row.
+    fn with(config: &DrafterConfig, mut rows: impl FnMut(usize) -> B) -> Self {
         let hidden = config.hidden_size;
         let delta = config
             .method
@@ -71,6 +70,22 @@ impl Block {
             gate: rows(config.intermediate_size),
             up: rows(config.intermediate_size),
         }
+    }
+}
+
+impl Block {
+    /// Buffers for `num_blocks` requests at once.
+    pub(super) fn new(device: &Device, config: &DrafterConfig, num_blocks: usize) -> Self {
+        Self::with(config, |width| {
+            device.alloc(num_blocks * config.block_size * width)
+        })
+    }
+
+    /// Values in all buffers for `num_blocks` requests.
+    pub(super) fn len_of(config: &DrafterConfig, num_blocks: usize) -> usize {
+        let mut row_len = 0;
+        Block::with(config, |width| row_len += width);
+        num_blocks * config.block_size * row_len
     }
 
     /// Final-norm outputs `[num_levels, anchors, hidden_size]` of the first `num_levels` drafted positions.

@@ -13,10 +13,16 @@ use super::method::{Method, SelectorConfig};
 use crate::cache::pages::KvShape;
 use crate::error::{ConfigError, Error};
 use crate::kernels::draft_select::LogitShape;
+use crate::kernels::paths::MAX_PATH_ROWS;
 use crate::model::config::RopeConfig;
 use crate::model::config_file::{ConfigFile, Section};
 use crate::model::families;
 use crate::weights::Checkpoint;
+
+/// Largest block: its rows, anchor included, make one path of a pass.
+const MAX_BLOCK_SIZE: usize = MAX_PATH_ROWS;
+/// Most layers; published drafters have up to six.
+const MAX_LAYERS: usize = 1_000;
 
 /// A drafter's config.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,6 +92,20 @@ impl DrafterConfig {
         Ok(config)
     }
 
+    /// Reads the drafter in `dir`, from its config alone when its weights are not there: enough to plan its memory.
+    ///
+    /// # Errors
+    /// As for [`Self::read`].
+    pub fn read_for_planning(dir: &Path) -> Result<Self, Error> {
+        if Checkpoint::is_in(dir) {
+            return Self::read(dir);
+        }
+        let file = ConfigFile::read(&dir.join("config.json"))?;
+        let keys = Keys::new(file.root())?;
+        let kind = super::method::by_name(dir, &keys.root)?;
+        Ok(Self::from_keys(&keys, kind)?)
+    }
+
     fn from_keys(keys: &Keys<'_>, kind: super::method::MethodKind) -> Result<Self, ConfigError> {
         let root = &keys.root;
         root.only("hidden_act", &[json!("silu")])?;
@@ -113,10 +133,11 @@ impl DrafterConfig {
         }
         let hidden_size = root.size("hidden_size")?;
         let block_size = keys.size("block_size")?;
-        if block_size < 2 {
-            return Err(keys
-                .at("block_size")?
-                .invalid("block_size", "at least 2: the anchor and one draft"));
+        if !(2..=MAX_BLOCK_SIZE).contains(&block_size) {
+            return Err(keys.at("block_size")?.invalid(
+                "block_size",
+                "2..=64: the anchor and at least one draft, within one path",
+            ));
         }
         Ok(Self {
             method: Method::read(keys, kind, hidden_size)?,
@@ -174,7 +195,7 @@ impl DrafterConfig {
     }
 
     /// Name and shape of every tensor of this drafter.
-    fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+    pub(super) fn tensors(&self) -> Vec<(String, Vec<usize>)> {
         let (hidden, inter) = (self.hidden_size, self.intermediate_size);
         let (q_dim, kv_dim) = (self.q_dim(), self.kv_dim());
         let mut tensors = vec![
@@ -302,6 +323,11 @@ fn rope(root: &Section<'_>, head_dim: usize) -> Result<RopeConfig, ConfigError> 
 fn layers(keys: &Keys<'_>) -> Result<Vec<DraftLayerConfig>, ConfigError> {
     let root = &keys.root;
     let num_layers = root.size("num_hidden_layers")?;
+    if num_layers > MAX_LAYERS {
+        return Err(root
+            .invalid("num_hidden_layers", format!("at most {MAX_LAYERS}"))
+            .into());
+    }
     let causal = match root.optional_flag("is_causal")? {
         Some(causal) => Some(causal),
         None => keys.at("causal")?.optional_flag("causal")?,

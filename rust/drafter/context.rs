@@ -34,13 +34,28 @@ struct Slot {
     len: usize,
 }
 
-struct Scratch {
-    taps: Buffer<f32>,
-    fused: Buffer<f32>,
-    hidden: Buffer<f32>,
-    k_raw: Buffer<f32>,
-    k: Buffer<f32>,
-    v: Buffer<f32>,
+/// Activations of one chunk. `B` is a buffer; planning memory puts a number in its place.
+struct Scratch<B = Buffer<f32>> {
+    taps: B,
+    fused: B,
+    hidden: B,
+    k_raw: B,
+    k: B,
+    v: B,
+}
+
+impl<B> Scratch<B> {
+    /// What `rows` makes of each buffer's values per row.
+    fn with(config: &DrafterConfig, mut rows: impl FnMut(usize) -> B) -> Self {
+        Self {
+            taps: rows(config.taps_dim()),
+            fused: rows(config.hidden_size),
+            hidden: rows(config.hidden_size),
+            k_raw: rows(config.kv_dim()),
+            k: rows(config.kv_dim()),
+            v: rows(config.kv_dim()),
+        }
+    }
 }
 
 impl Contexts {
@@ -50,19 +65,18 @@ impl Contexts {
         num_slots: usize,
         num_pages: usize,
     ) -> Self {
-        let rows = |width| device.alloc(CHUNK_ROWS * width);
         Self {
             cache: KvCache::new(device, &config.kv_shapes(), num_pages),
             slots: vec![Slot::default(); num_slots],
-            scratch: Scratch {
-                taps: rows(config.taps_dim()),
-                fused: rows(config.hidden_size),
-                hidden: rows(config.hidden_size),
-                k_raw: rows(config.kv_dim()),
-                k: rows(config.kv_dim()),
-                v: rows(config.kv_dim()),
-            },
+            scratch: Scratch::with(config, |width| device.alloc(CHUNK_ROWS * width)),
         }
+    }
+
+    /// Values of the buffers besides the pages.
+    pub(super) fn scratch_len_of(config: &DrafterConfig) -> usize {
+        let mut row_len = 0;
+        Scratch::with(config, |width| row_len += width);
+        CHUNK_ROWS * row_len
     }
 
     pub(super) fn reserve(&mut self, slot: usize, num_tokens: usize) -> bool {

@@ -51,13 +51,7 @@ impl DFlash {
             inverse_frequencies: Buffer::from_slice(&config.rope.inverse_frequencies()),
             contexts: Contexts::new(device, &config, num_slots, num_pages),
             block: Block::new(device, &config, num_slots),
-            head: Head::new(
-                device,
-                config.logit_shape,
-                vocab_size,
-                weights.selector.as_ref(),
-                num_slots * config.max_draft_tokens(),
-            ),
+            head: Head::new(device, &config, vocab_size, num_slots),
             weights,
             config,
         })
@@ -67,6 +61,10 @@ impl DFlash {
 impl Drafter for DFlash {
     fn method(&self) -> &'static str {
         self.config.method.name()
+    }
+
+    fn weight_bytes(&self) -> usize {
+        self.weights.num_bytes()
     }
 
     fn taps(&self) -> &[usize] {

@@ -1,6 +1,7 @@
 //! From hidden states of drafted positions to proposals: the target's LM head and, for DFlash2, the selector.
 
 use super::DraftAnchor;
+use super::config::DrafterConfig;
 use super::proposal::{Level, Proposal};
 use super::weights::SelectorWeights;
 use crate::device::{Buffer, Device};
@@ -25,6 +26,35 @@ pub(super) enum HeadScores<'a> {
     Selector(&'a SelectorWeights),
 }
 
+/// Elements of the head's buffers.
+pub(super) struct HeadLens {
+    /// Fp32.
+    pub(super) logits: usize,
+    /// Activations.
+    pub(super) gate: usize,
+    /// 32-bit ids.
+    pub(super) token_ids: usize,
+    /// Fp32.
+    pub(super) log_probs: usize,
+}
+
+impl HeadLens {
+    /// For the drafted positions of `num_blocks` requests.
+    pub(super) fn of(config: &DrafterConfig, vocab_size: usize, num_blocks: usize) -> Self {
+        let num_rows = num_blocks * config.max_draft_tokens();
+        let (rank, top_k) = config
+            .method
+            .selector()
+            .map_or((0, 0), |s| (s.rank, s.top_k));
+        Self {
+            logits: num_rows * vocab_size,
+            gate: num_rows * rank,
+            token_ids: num_rows * top_k.max(MAX_MARGINAL_TOP_K),
+            log_probs: num_rows * (top_k * top_k).max(MAX_MARGINAL_TOP_K),
+        }
+    }
+}
+
 /// Buffers of the head, allocated once.
 pub(super) struct Head {
     shape: LogitShape,
@@ -36,23 +66,21 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// Buffers for `num_rows` drafted positions over all requests.
+    /// Buffers for the drafted positions of `num_blocks` requests.
     pub(super) fn new(
         device: &Device,
-        shape: LogitShape,
+        config: &DrafterConfig,
         vocab_size: usize,
-        selector: Option<&SelectorWeights>,
-        num_rows: usize,
+        num_blocks: usize,
     ) -> Self {
-        let (rank, top_k) =
-            selector.map_or((0, 0), |s| (s.hidden_projection.out_features(), s.top_k));
+        let lens = HeadLens::of(config, vocab_size, num_blocks);
         Self {
-            shape,
+            shape: config.logit_shape,
             vocab_size,
-            logits: device.alloc(num_rows * vocab_size),
-            gate: device.alloc(num_rows * rank),
-            token_ids: device.alloc(num_rows * top_k.max(MAX_MARGINAL_TOP_K)),
-            log_probs: device.alloc(num_rows * (top_k * top_k).max(MAX_MARGINAL_TOP_K)),
+            logits: device.alloc(lens.logits),
+            gate: device.alloc(lens.gate),
+            token_ids: device.alloc(lens.token_ids),
+            log_probs: device.alloc(lens.log_probs),
         }
     }
 

@@ -157,7 +157,8 @@ pub(super) fn detect(
     }
 }
 
-fn by_name(dir: &Path, root: &Section<'_>) -> Result<MethodKind, Error> {
+/// The method that the config's architecture names.
+pub(super) fn by_name(dir: &Path, root: &Section<'_>) -> Result<MethodKind, Error> {
     let unsupported = |got: String| {
         Error::from(DrafterError::Unsupported {
             file: dir.join("config.json"),

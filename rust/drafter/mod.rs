@@ -10,6 +10,7 @@ mod block;
 pub mod config;
 mod context;
 mod dflash;
+pub mod footprint;
 mod heads;
 pub mod method;
 pub mod pairing;
@@ -61,6 +62,9 @@ pub trait Drafter: Send {
     /// The method's name in `speculative_config`.
     fn method(&self) -> &'static str;
 
+    /// Bytes of its weights in memory.
+    fn weight_bytes(&self) -> usize;
+
     /// Target layers, 0-based, whose outputs [`extend_context`](Self::extend_context) wants, in this order.
     fn taps(&self) -> &[usize];
 
@@ -107,21 +111,21 @@ pub trait Drafter: Send {
     ) -> Result<Vec<Proposal>>;
 }
 
-/// Opens the drafter in `dir` for the target of `target_dir`, with room for `num_slots` requests at once and
-/// `num_pages` pages of 64 context positions in all.
+/// Opens the drafter of `config`, read from `dir`, for the target of `target_dir`, with room for `num_slots` requests
+/// at once and `num_pages` pages of 64 context positions in all.
 ///
 /// # Errors
 /// An error that names file or directories, expected and got, when the checkpoint is damaged, of a kind that is not
 /// served, inconsistent in itself, or made for another target.
 pub fn open(
     dir: &Path,
+    config: DrafterConfig,
     target_dir: &Path,
     target_config: &ModelConfig,
     device: &Device,
     num_slots: usize,
     num_pages: usize,
 ) -> Result<Box<dyn Drafter>> {
-    let config = DrafterConfig::read(dir)?;
     let taps = pairing::check(dir, &config, target_dir, target_config)?;
     let drafter = dflash::DFlash::load(
         dir,

@@ -57,6 +57,7 @@ fn open_demo(name: &str, num_pages: usize) -> Box<dyn Drafter> {
     let Target { config, device, .. } = target();
     open(
         &demo(name),
+        DrafterConfig::read(&demo(name)).unwrap(),
         &demo_target(),
         config,
         device,
@@ -362,8 +363,9 @@ fn a_drafter_for_another_target_does_not_open() {
     edit_json(dir.path(), "config.json", |config| {
         config["num_target_layers"] = 64.into();
     });
+    let drafter = DrafterConfig::read(dir.path()).unwrap();
     let Target { config, device, .. } = target();
-    let error = open(dir.path(), &demo_target(), config, device, 1, 1)
+    let error = open(dir.path(), drafter, &demo_target(), config, device, 1, 1)
         .err()
         .unwrap();
     assert!(matches!(

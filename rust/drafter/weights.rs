@@ -92,6 +92,47 @@ impl DrafterWeights {
         checkpoint.finish(&[])?;
         Ok(weights)
     }
+
+    /// Bytes of all weights in memory.
+    pub(super) fn num_bytes(&self) -> usize {
+        let vector = |v: &Buffer<f32>| v.len() * size_of::<f32>();
+        let selector = self.selector.as_ref().map_or(0, |s| {
+            s.hidden_projection.num_bytes() + s.predecessor.num_bytes() + s.successor.num_bytes()
+        });
+        let layers: usize = self.layers.iter().map(LayerWeights::num_bytes).sum();
+        self.fc.num_bytes()
+            + vector(&self.hidden_norm)
+            + vector(&self.final_norm)
+            + layers
+            + selector
+    }
+}
+
+impl LayerWeights {
+    fn num_bytes(&self) -> usize {
+        let matrices = [
+            &self.q_proj,
+            &self.k_proj,
+            &self.v_proj,
+            &self.o_proj,
+            &self.gate_proj,
+            &self.up_proj,
+            &self.down_proj,
+        ];
+        let norms = [
+            &self.input_norm,
+            &self.post_attention_norm,
+            &self.q_norm,
+            &self.k_norm,
+        ];
+        let convs = self.attention_conv.iter().chain(&self.mlp_conv);
+        let vectors = norms
+            .into_iter()
+            .chain(convs.clone().map(|conv| &conv.base));
+        matrices.map(Linear::num_bytes).iter().sum::<usize>()
+            + convs.map(|conv| conv.projection.num_bytes()).sum::<usize>()
+            + vectors.map(|v| v.len() * size_of::<f32>()).sum::<usize>()
+    }
 }
 
 struct Loader<'a> {

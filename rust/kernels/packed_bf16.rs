@@ -24,7 +24,7 @@ impl PackedBf16 {
             "weights of a packed matrix"
         );
         assert!(in_features > 0, "a packed matrix has columns");
-        let mut tiles = Buffer::zeroed(out_features.div_ceil(LANES) * in_features * LANES);
+        let mut tiles = Buffer::zeroed(Self::len_of(out_features, in_features));
         tiles
             .host_mut()
             .par_chunks_exact_mut(in_features * LANES)
@@ -41,6 +41,15 @@ impl PackedBf16 {
             out_features,
             in_features,
         }
+    }
+
+    /// Bytes of a packed matrix of this shape, for planning memory before there is one.
+    pub fn num_bytes_of(out_features: usize, in_features: usize) -> usize {
+        Self::len_of(out_features, in_features) * size_of::<bf16>()
+    }
+
+    fn len_of(out_features: usize, in_features: usize) -> usize {
+        out_features.next_multiple_of(LANES) * in_features
     }
 
     /// Number of output channels.

@@ -19,21 +19,40 @@ use super::tail::{LayerTail, PassTail};
 use super::weights::{DecoderWeights, LayerWeights, MixerWeights};
 use super::{attention, gdn};
 
-/// Activations of one pass, at a capacity that grows to the largest pass seen.
-pub(super) struct Workspace {
-    pub(super) residual: Buffer<f32>,
-    pub(super) normed: Buffer<f32>,
-    pub(super) q_projected: Buffer<f32>,
-    pub(super) k_projected: Buffer<f32>,
-    pub(super) q: Buffer<f32>,
-    pub(super) mixed: Buffer<f32>,
-    pub(super) z: Buffer<f32>,
-    pub(super) a: Buffer<f32>,
-    pub(super) b: Buffer<f32>,
-    gate: Buffer<f32>,
-    up: Buffer<f32>,
-    hidden: Buffer<f32>,
-    taps: Vec<Buffer<f32>>,
+/// Activations of one pass. `B` is a buffer; planning memory puts a number in its place.
+pub(super) struct Workspace<B = Buffer<f32>> {
+    pub(super) residual: B,
+    pub(super) normed: B,
+    pub(super) q_projected: B,
+    pub(super) k_projected: B,
+    pub(super) q: B,
+    pub(super) mixed: B,
+    pub(super) z: B,
+    pub(super) a: B,
+    pub(super) b: B,
+    gate: B,
+    up: B,
+    hidden: B,
+    head_rows: B,
+    taps: Vec<B>,
+}
+
+/// What the buffers of a decoder's passes take, by purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PassBytes {
+    /// Activations, taps included.
+    pub activations: usize,
+    /// What rows leave behind for a commit.
+    pub tail: usize,
+    /// Fp32 logits of all rows.
+    pub logits: usize,
+}
+
+impl PassBytes {
+    /// All of it.
+    pub fn total(&self) -> usize {
+        self.activations + self.tail + self.logits
+    }
 }
 
 /// Residual-stream values of one pass, for score records.
@@ -47,37 +66,53 @@ pub struct ResidualProbe {
     pub final_norm_l2: Vec<f32>,
 }
 
-/// A loaded target: config, weights and the buffers of one pass.
+/// A loaded target: config, weights and the buffers of one pass, which are allocated once for the largest.
 pub struct Decoder {
     config: ModelConfig,
     weights: DecoderWeights,
     inverse_frequencies: Buffer<f32>,
     tap_layers: Vec<usize>,
-    capacity_rows: usize,
     workspace: Workspace,
     tail: PassTail,
     logits: Buffer<f32>,
-    head_rows: Buffer<f32>,
 }
 
 impl Decoder {
-    /// A decoder that keeps the residual stream after each of `tap_layers` for a drafter.
+    /// A decoder for passes of up to `max_rows` rows that keeps the residual stream after each of `tap_layers` for a
+    /// drafter.
     pub fn new(
         config: ModelConfig,
         weights: DecoderWeights,
         tap_layers: &[usize],
+        max_rows: usize,
         device: &Device,
     ) -> Self {
         Self {
             inverse_frequencies: Buffer::from_slice(&config.rope.inverse_frequencies()),
-            workspace: Workspace::new(&config, tap_layers.len(), 0, device),
-            tail: PassTail::new(&config, 0, device),
+            workspace: Workspace::with(&config, tap_layers.len(), |width| {
+                device.alloc(max_rows * width)
+            }),
+            tail: PassTail::new(&config, max_rows, device),
             tap_layers: tap_layers.to_vec(),
-            capacity_rows: 0,
-            logits: device.alloc(0),
-            head_rows: device.alloc(0),
+            logits: device.alloc(max_rows * config.vocab_size),
             config,
             weights,
+        }
+    }
+
+    /// Bytes of the buffers of a decoder before it exists, with activations of `activation_bytes` each.
+    pub fn pass_bytes_of(
+        config: &ModelConfig,
+        num_taps: usize,
+        max_rows: usize,
+        activation_bytes: usize,
+    ) -> PassBytes {
+        let mut row_len = 0;
+        Workspace::with(config, num_taps, |width| row_len += width);
+        PassBytes {
+            activations: max_rows * row_len * activation_bytes,
+            tail: max_rows * PassTail::row_bytes_of(config, activation_bytes),
+            logits: max_rows * config.vocab_size * size_of::<f32>(),
         }
     }
 
@@ -109,7 +144,6 @@ impl Decoder {
         mut probe: Option<&mut ResidualProbe>,
     ) -> Result<()> {
         let num_rows = token_ids.len();
-        self.reserve(num_rows, device);
         EmbedRows::run(
             device,
             EmbedRowsArgs {
@@ -163,22 +197,20 @@ impl Decoder {
     /// # Errors
     /// [`KernelError`] when a kernel refuses its arguments.
     pub fn logits(&mut self, device: &Device, rows: &[u32]) -> Result<&Buffer<f32>, KernelError> {
-        let (h, v) = (self.config.hidden_size, self.config.vocab_size);
-        if self.logits.len() < rows.len() * v {
-            self.logits = device.alloc(rows.len() * v);
-            self.head_rows = device.alloc(rows.len() * h);
-        }
+        let Workspace {
+            hidden, head_rows, ..
+        } = &mut self.workspace;
         GatherTaps::run(
             device,
             GatherTapsArgs {
-                taps: std::slice::from_ref(&self.workspace.hidden),
+                taps: std::slice::from_ref(hidden),
                 rows,
-                width: h,
-                y: &mut self.head_rows,
+                width: self.config.hidden_size,
+                y: head_rows,
             },
         )?;
         self.weights
-            .logits(device, &self.head_rows, rows.len(), &mut self.logits)?;
+            .logits(device, head_rows, rows.len(), &mut self.logits)?;
         Ok(&self.logits)
     }
 
@@ -201,16 +233,6 @@ impl Decoder {
     ) -> Result<(), KernelError> {
         self.tail
             .commit(device, caches, slot, committed_len, rows, &self.config)
-    }
-
-    fn reserve(&mut self, num_rows: usize, device: &Device) {
-        if num_rows > self.capacity_rows {
-            // Powers of two, so that a growing batch does not allocate at every step.
-            self.capacity_rows = num_rows.next_power_of_two();
-            let num_taps = self.tap_layers.len();
-            self.workspace = Workspace::new(&self.config, num_taps, self.capacity_rows, device);
-            self.tail = PassTail::new(&self.config, self.capacity_rows, device);
-        }
     }
 }
 
@@ -299,15 +321,15 @@ impl LayerContext<'_> {
     }
 }
 
-impl Workspace {
-    fn new(config: &ModelConfig, num_taps: usize, rows: usize, device: &Device) -> Self {
+impl<B> Workspace<B> {
+    /// A workspace of what `alloc` makes of each buffer's values per row.
+    fn with(config: &ModelConfig, num_taps: usize, mut alloc: impl FnMut(usize) -> B) -> Self {
         let attention = &config.attention;
         let q_width = attention.num_heads * attention.head_dim;
         let gdn_width =
             |f: fn(&super::config::GdnConfig) -> usize| config.gdn.as_ref().map_or(0, f);
         let value_width = gdn_width(|g| g.num_value_heads * g.value_dim);
         let value_heads = gdn_width(|g| g.num_value_heads);
-        let alloc = |width: usize| device.alloc(rows * width);
         Self {
             residual: alloc(config.hidden_size),
             normed: alloc(config.hidden_size),
@@ -321,6 +343,7 @@ impl Workspace {
             gate: alloc(config.intermediate_size),
             up: alloc(config.intermediate_size),
             hidden: alloc(config.hidden_size),
+            head_rows: alloc(config.hidden_size),
             taps: (0..num_taps).map(|_| alloc(config.hidden_size)).collect(),
         }
     }

@@ -65,6 +65,16 @@ impl PassTail {
         Self { layers }
     }
 
+    /// Bytes that one row takes in all layers, with activations of `activation_bytes` each; the recurrent log is fp32.
+    pub(super) fn row_bytes_of(config: &ModelConfig, activation_bytes: usize) -> usize {
+        let kv = 2 * config.attention.kv_dim() * activation_bytes;
+        let gdn = config.gdn.as_ref().map_or(0, |gdn| {
+            let log_len = gdn.num_key_heads * gdn.key_dim + gdn.value_width() + gdn.num_value_heads;
+            gdn.conv_channels() * activation_bytes + log_len * size_of::<f32>()
+        });
+        config.num_attention_layers() * kv + config.num_gdn_layers() * gdn
+    }
+
     pub(super) fn commit(
         &self,
         device: &Device,

@@ -88,34 +88,33 @@ impl WeightNames {
 
     /// Name and shape of every tensor that a decoder of `config` reads.
     pub fn tensors(&self, config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
-        let mut tensors = Vec::new();
-        let mut add = |role: Role, layer| {
-            tensors.push((self.name(role, layer), role.shape(config)));
-        };
-        add(Role::Embed, 0);
-        add(Role::FinalNorm, 0);
+        TensorRole::all(config)
+            .into_iter()
+            .map(|(role, layer)| (self.name(role, layer), role.shape(config)))
+            .collect()
+    }
+}
+
+impl TensorRole {
+    /// Every tensor that a decoder of `config` reads, with its layer (0 for those outside).
+    pub fn all(config: &ModelConfig) -> Vec<(TensorRole, usize)> {
+        let mut tensors = vec![(Role::Embed, 0), (Role::FinalNorm, 0)];
         if !config.tie_word_embeddings {
-            add(Role::LmHead, 0);
+            tensors.push((Role::LmHead, 0));
         }
         for (i, layer) in config.layers.iter().enumerate() {
             let mixer: &[Role] = match layer.mixer {
                 MixerKind::Attention => &ATTENTION,
                 MixerKind::GatedDelta => &GATED_DELTA,
             };
-            for &role in EVERY_LAYER.iter().chain(mixer) {
-                add(role, i);
-            }
+            tensors.extend(EVERY_LAYER.iter().chain(mixer).map(|&role| (role, i)));
             if layer.mixer == MixerKind::Attention && config.attention.qk_norm {
-                for role in QK_NORMS {
-                    add(role, i);
-                }
+                tensors.extend(QK_NORMS.map(|role| (role, i)));
             }
         }
         tensors
     }
-}
 
-impl TensorRole {
     fn name_in_layer(self) -> &'static str {
         match self {
             Self::Embed | Self::FinalNorm | Self::LmHead => "",

@@ -13,11 +13,13 @@ use crate::error::{InternalError, Result};
 use crate::options::EngineOptions;
 use crate::request::SamplingParams;
 
-use super::outputs::{EngineOutput, ScoreRecord, StepEvent};
+use super::outputs::{EngineOutput, StepEvent};
 
 /// A loaded deployment. Methods release the interpreter while they work and may be called from several threads.
 #[pyclass(frozen, module = "specpilot_rs._core")]
 pub struct Engine {
+    /// Worker threads do not survive a fork.
+    process_id: u32,
     /// `None` after an internal error.
     inner: Mutex<Option<engine::Engine>>,
 }
@@ -36,7 +38,10 @@ impl Engine {
         let opened = py.detach(|| {
             catch_panic(|| engine::Engine::open(&model, drafter.as_deref(), &options))
         })?;
+        // Numpy's interface is looked up now: later, a pending Ctrl-C could make that look-up fail.
+        numpy::PyArray1::<f32>::zeros(py, 0, false);
         Ok(Self {
+            process_id: std::process::id(),
             inner: Mutex::new(Some(opened)),
         })
     }
@@ -108,11 +113,8 @@ impl Engine {
         EngineOutput::new(py, output, &shape)
     }
 
-    fn score(&self, py: Python<'_>, prompt_token_ids: Vec<u32>) -> PyResult<ScoreRecord> {
-        let (record, shape) = self.with(py, |engine| {
-            Ok((engine.score(prompt_token_ids)?, engine.config().clone()))
-        })?;
-        ScoreRecord::new(py, record, &shape)
+    fn add_score_request(&self, py: Python<'_>, prompt_token_ids: Vec<u32>) -> PyResult<u64> {
+        self.with(py, |engine| engine.add_score_request(prompt_token_ids))
     }
 
     fn has_unfinished(&self, py: Python<'_>) -> PyResult<bool> {
@@ -127,6 +129,9 @@ impl Engine {
         py: Python<'_>,
         work: impl FnOnce(&mut engine::Engine) -> Result<R> + Send,
     ) -> PyResult<R> {
+        if std::process::id() != self.process_id {
+            return Err(crate::error::Error::from(InternalError::Forked).into());
+        }
         let result = py.detach(|| {
             // `catch_panic` below keeps panics from poisoning the lock; a poisoned one would still hold a valid option.
             let mut inner = self
@@ -144,7 +149,7 @@ impl Engine {
     }
 }
 
-fn catch_panic<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
+pub(super) fn catch_panic<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
     // Unwind safety: whoever sees a panic drops the value that `work` was changing.
     std::panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let message = panic
@@ -156,7 +161,7 @@ fn catch_panic<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
     })
 }
 
-fn extract_options(options: &Bound<'_, PyAny>) -> PyResult<EngineOptions> {
+pub(super) fn extract_options(options: &Bound<'_, PyAny>) -> PyResult<EngineOptions> {
     Ok(EngineOptions {
         dtype: options.getattr("dtype")?.extract()?,
         device: options.getattr("device")?.extract()?,
@@ -206,17 +211,23 @@ impl Description {
             "isa",
             format!("{:?}", crate::kernels::simd::isa()).to_lowercase(),
         )?;
-        dict.set_item("max_model_len", self.plan.max_model_len)?;
-        dict.set_item("max_num_seqs", self.plan.max_num_seqs)?;
-        dict.set_item("max_step_rows", self.plan.max_step_rows)?;
+        dict.set_item("max_model_len", self.plan.limits.max_model_len)?;
+        dict.set_item("max_num_seqs", self.plan.limits.max_num_seqs)?;
+        dict.set_item("max_step_rows", self.plan.limits.max_step_rows)?;
         dict.set_item("num_kv_pages", self.plan.num_kv_pages)?;
         dict.set_item("num_free_kv_pages", self.num_free_kv_pages)?;
-        dict.set_item("kv_page_bytes", self.plan.kv_page_bytes)?;
+        dict.set_item("kv_page_bytes", self.plan.footprint.kv_page)?;
         dict.set_item("method", self.method)?;
         let speculating = self.method.is_some();
-        dict.set_item("tree", speculating.then(|| self.plan.tree.policy.name()))?;
-        dict.set_item("tree_nodes", self.plan.tree.tree_nodes)?;
-        dict.set_item("num_speculative_tokens", self.plan.tree.num_draft_tokens)?;
+        dict.set_item(
+            "tree",
+            speculating.then(|| self.plan.limits.tree.policy.name()),
+        )?;
+        dict.set_item("tree_nodes", self.plan.limits.tree.tree_nodes)?;
+        dict.set_item(
+            "num_speculative_tokens",
+            self.plan.limits.tree.num_draft_tokens,
+        )?;
         Ok(dict)
     }
 }

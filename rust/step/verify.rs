@@ -1,6 +1,7 @@
 //! Verify stage: one exact forward over the rows of all trees, then the greedy choice after each row that needs one.
 
-use crate::error::Result;
+use crate::device::Buffer;
+use crate::error::{RequestError, Result};
 use crate::kernels::Kernel;
 use crate::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
 use crate::kernels::paths::RowPaths;
@@ -77,6 +78,7 @@ pub fn verify(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> 
                 token_ids: &mut choices,
             },
         )?;
+        check_finite(logits, vocab_size, &choices, &rows, &paths)?;
     }
     let mut predicted = vec![None; paths.num_rows()];
     let mut logit_rows = vec![None; paths.num_rows()];
@@ -92,4 +94,25 @@ pub fn verify(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> 
         predicted,
         records: probe.map(|probe| RowRecords { probe, logit_rows }),
     })
+}
+
+/// Refuses to decide by a logit that is no number: the weights, or what they computed, are broken.
+fn check_finite(
+    logits: &Buffer<f32>,
+    vocab_size: usize,
+    choices: &[u32],
+    rows: &[u32],
+    paths: &RowPaths,
+) -> Result<()> {
+    for (i, (&choice, &row)) in choices.iter().zip(rows).enumerate() {
+        let logit = logits.host()[i * vocab_size + choice as usize];
+        if !logit.is_finite() {
+            return Err(RequestError::NonFiniteLogit {
+                position: paths.positions()[row as usize] as usize,
+                got: logit,
+            }
+            .into());
+        }
+    }
+    Ok(())
 }

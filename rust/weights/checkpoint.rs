@@ -98,6 +98,21 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
+    /// Whether all weight files of `dir` are there: one file, or an index with every shard it names. Damage is for
+    /// [`open`](Self::open) to find.
+    pub fn is_in(dir: &Path) -> bool {
+        if dir.join(SINGLE_FILE).exists() {
+            return true;
+        }
+        let Ok(text) = std::fs::read(dir.join(INDEX_FILE)) else {
+            return false;
+        };
+        // An index that does not parse is damage.
+        serde_json::from_slice(&text).map_or(true, |Index { weight_map }| {
+            weight_map.values().all(|shard| dir.join(shard).exists())
+        })
+    }
+
     /// Calls `on_progress` after every tensor read.
     pub fn with_progress(
         mut self,
@@ -192,6 +207,11 @@ impl Checkpoint {
     /// Dtype of tensor `name` in safetensors' spelling (`BF16`, `F32`, `F8_E4M3`), if there.
     pub fn dtype(&self, name: &str) -> Option<&str> {
         self.tensors.get(name).map(|t| &t.dtype[..])
+    }
+
+    /// Bytes of tensor `name` in its file, if there.
+    pub fn num_bytes(&self, name: &str) -> Option<u64> {
+        self.tensors.get(name).map(|t| t.num_bytes)
     }
 
     /// The file that holds tensor `name`, if there.

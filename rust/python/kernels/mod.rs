@@ -23,7 +23,7 @@ use std::sync::OnceLock;
 use half::bf16;
 use half::slice::HalfBitsSliceExt;
 use numpy::ndarray::{Array, Dimension, IntoDimension};
-use numpy::{PyReadonlyArray, PyReadonlyArray2};
+use numpy::{PyReadonlyArray, PyReadonlyArray2, PyUntypedArrayMethods};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -92,6 +92,9 @@ fn refused(error: KernelError) -> PyErr {
 
 /// A copy of a C-contiguous array.
 fn buffer<D: Dimension>(array: &PyReadonlyArray<'_, f32, D>) -> PyResult<Buffer<f32>> {
+    if !array.is_c_contiguous() {
+        return Err(PyValueError::new_err("arrays must be C-contiguous"));
+    }
     Ok(Buffer::from_slice(array.as_slice()?))
 }
 

@@ -1,0 +1,146 @@
+"""What an engine would hold: the memory plan of a model, BF16 and W12 side by side.
+
+In: a directory or hub id with a `config.json`, perhaps a drafter's, and a memory size. Out: the plan as a
+dict of plain numbers (the schema of `specpilot plan --json`) or as an aligned table. All arithmetic is the
+engine's own; nothing is loaded, and of a hub model only its config files are fetched.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from specpilot_rs import _core
+from specpilot_rs.hub import CONFIG_FILES, model_directory
+from specpilot_rs.options import EngineOptions
+
+_PARTS = {
+    "linear_layers": "linear layers",
+    "embedding": "embedding",
+    "lm_head": "LM head",
+    "vectors": "norms and other vectors",
+    "lm_head_copy": "INT8 copy of the head",
+    "drafter_weights": "drafter",
+    "gdn_states": "recurrent states",
+    "gdn_log": "recurrent log",
+    "gdn_conv": "convolution inputs",
+    "activations": "activations",
+    "pass_tail": "uncommitted rows",
+    "logits": "logits",
+    "drafter_workspace": "drafter's workspace",
+}
+"""Labels of the parts, in the order of the table."""
+
+
+def plan_memory(
+    model: str | os.PathLike[str],
+    *,
+    drafter: str | os.PathLike[str] | None = None,
+    memory: str | None = None,
+    device: str = "cpu",
+    screened_head: bool = True,
+    options: EngineOptions | None = None,
+) -> dict[str, Any]:
+    """Plans a deployment without loading it.
+
+    Args:
+        model: Directory or hub id of the target.
+        drafter: Directory or hub id of the drafter; plain decoding if omitted.
+        memory: The device's memory, such as "80GB" (10^9) or "80GiB"; what this machine has available if
+            omitted.
+        device: "cpu" or "cuda"; decides the type of activations, keys and values.
+        screened_head: Whether an INT8 copy of the LM head is kept.
+        options: Limits, speculation and the share of the memory that the engine may take.
+
+    Returns:
+        Sizes in bytes by purpose and the KV pool that they leave, for each weight format.
+
+    Raises:
+        SpecPilotError: A config cannot be used, or neither format fits the memory.
+    """
+    model_dir = model_directory(model, files=CONFIG_FILES)
+    drafter_dir = None if drafter is None else model_directory(drafter, files=CONFIG_FILES)
+    plan = _core.plan(
+        model=str(model_dir),
+        drafter=None if drafter_dir is None else str(drafter_dir),
+        options=options or EngineOptions(),
+        memory=memory,
+        device=device,
+        screened_head=screened_head,
+    )
+    return {
+        "model": str(model_dir),
+        "drafter": None if drafter_dir is None else str(drafter_dir),
+        "memory_source": "available" if memory is None else "given",
+        **plan,
+    }
+
+
+def human_bytes(num_bytes: int) -> str:
+    """Returns a size with three or four digits and a decimal unit."""
+    size = float(num_bytes)
+    units = iter(("B", "kB", "MB", "GB", "TB"))
+    unit = next(units)
+    while size >= 999.95 and unit != "TB":
+        size, unit = size / 1000, next(units)
+    return f"{num_bytes} B" if unit == "B" else f"{size:.{2 if size < 10 else 1}f} {unit}"
+
+
+def render(plan: dict[str, Any]) -> str:
+    """Returns a plan as a table for people."""
+    bf16, w12 = plan["formats"]["bf16"], plan["formats"]["w12"]
+    rows = [("", "BF16", "W12")]
+    for part, label in _PARTS.items():
+        if bf16["bytes"][part] or w12["bytes"][part]:
+            rows.append((label, human_bytes(bf16["bytes"][part]), human_bytes(w12["bytes"][part])))
+    rows.append(("held in all", human_bytes(bf16["fixed_bytes"]), human_bytes(w12["fixed_bytes"])))
+    rows.append(("KV pool", human_bytes(bf16["pool_bytes"]), human_bytes(w12["pool_bytes"])))
+    rows.append(("  pages", f"{bf16['pool_pages']:,}", f"{w12['pool_pages']:,}"))
+    rows.append(("  tokens", f"{bf16['pool_tokens']:,}", f"{w12['pool_tokens']:,}"))
+    full = (f"  requests of {plan['max_model_len']:,}", str(bf16["full_requests"]), str(w12["full_requests"]))
+    rows.append(full)
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    table = [f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}" for row in rows]
+    table.insert(1, "-" * len(table[0]))
+    return "\n".join([*_head(plan), "", *table, "", *_notes(plan)])
+
+
+def _head(plan: dict[str, Any]) -> Iterator[str]:
+    yield f"{plan['architecture']}, {plan['num_parameters'] / 1e9:.3f} B parameters: {plan['model']}"
+    if plan["drafter"] is not None:
+        size = plan["num_drafter_parameters"] / 1e9
+        yield f"{plan['method']} drafter, {size:.3f} B parameters: {plan['drafter']}"
+    yield (
+        f"{plan['device']}: {human_bytes(plan['memory_bytes'])} {plan['memory_source']}, "
+        f"of which {plan['gpu_memory_utilization']:g} = {human_bytes(plan['budget_bytes'])} for the engine; "
+        f"{plan['dtype']} activations and KV"
+    )
+    drafter = f" and {plan['drafter_bytes_per_token']:,} B in the drafter" if plan["drafter"] else ""
+    yield (
+        f"{plan['max_num_seqs']} requests at once, {plan['max_step_rows']} rows a pass; "
+        f"a token of context takes {plan['kv_bytes_per_token']:,} B{drafter}"
+    )
+
+
+def _notes(plan: dict[str, Any]) -> Iterator[str]:
+    bf16, w12 = plan["formats"]["bf16"], plan["formats"]["w12"]
+    if plan["pool_ratio"] is None:
+        yield f"Without W12 nothing fits: {human_bytes(bf16['missing_bytes'])} missing for one full request."
+    else:
+        yield f"The KV pool is {plan['pool_ratio']:.2f} times as large with W12."
+    for name, form in (("BF16", bf16), ("W12", w12)):
+        if form["missing_bytes"] and form["pool_pages"]:
+            yield (
+                f"{name}: one request of {plan['max_model_len']:,} tokens lacks "
+                f"{human_bytes(form['missing_bytes'])}; set max_model_len to {form['pool_tokens']:,} or less."
+            )
+    bits = f"{w12['linear_bits_per_weight']:.3f} bits a weight in {w12['num_w12_matrices']} matrices"
+    if w12["is_estimate"]:
+        yield (
+            f"W12 is estimated at {bits}: 12 bits, a base per channel, a count per tile and "
+            f"{plan['assumed_escape_rate']:g} escapes a weight; convert the model for exact sizes."
+        )
+    else:
+        yield f"W12 sizes are read from the checkpoint: {bits}."
+    yield "Not counted: the driver's own memory, a kernel's scratch, and one matrix at a time while loading."

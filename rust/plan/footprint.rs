@@ -1,0 +1,210 @@
+//! Every byte that an engine holds, by purpose: a pure function of configs, limits and formats.
+//!
+//! Nothing here knows how a buffer is laid out. Each size is asked of the type that allocates it, so an engine and its
+//! plan agree to the byte (`engine/tests.rs` holds them against each other). Not counted is what is small or passing:
+//! rotary tables, page lists, token ids, a kernel's scratch, records that a caller asks for, and one matrix at a time
+//! while weights are read.
+
+use super::Limits;
+use super::weight_bytes::{WeightBytes, WeightFormat};
+use crate::cache::gdn_state::{GdnCache, GdnSlotBytes};
+use crate::cache::pages::{KvCache, KvShape};
+use crate::drafter::config::DrafterConfig;
+use crate::drafter::footprint::DrafterBytes;
+use crate::error::OptionError;
+use crate::kernels::gdn_wy::GdnShape;
+use crate::kernels::tree_attention::KV_BLOCK;
+use crate::model::config::ModelConfig;
+use crate::model::decoder::{Decoder, PassBytes};
+use crate::weights::Checkpoint;
+
+/// Where an engine runs, as far as sizes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// CPU: activations, keys and values are fp32.
+    Host,
+    /// CUDA: activations, keys and values are BF16; logits and recurrent states are fp32 everywhere.
+    Cuda,
+}
+
+impl Backend {
+    /// Reads a device's name: `auto`, `cpu` or `cuda`, the last with or without an index.
+    ///
+    /// # Errors
+    /// [`OptionError::Value`] for any other name.
+    pub fn parse(name: &str) -> Result<Self, OptionError> {
+        let is_cuda = name == "cuda"
+            || name
+                .strip_prefix("cuda:")
+                .is_some_and(|index| index.parse::<u32>().is_ok());
+        match name {
+            "auto" | "cpu" => Ok(Self::Host),
+            _ if is_cuda => Ok(Self::Cuda),
+            _ => Err(OptionError::Value {
+                option: "device",
+                expected: "auto, cpu, cuda or cuda:N".to_owned(),
+                got: format!("\"{name}\""),
+            }),
+        }
+    }
+
+    /// The device's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Host => "cpu",
+            Self::Cuda => "cuda",
+        }
+    }
+
+    /// Type of activations, keys and values.
+    pub fn dtype(self) -> &'static str {
+        match self {
+            Self::Host => "float32",
+            Self::Cuda => "bfloat16",
+        }
+    }
+
+    /// Bytes of one activation, key or value element.
+    pub fn activation_bytes(self) -> usize {
+        match self {
+            Self::Host => 4,
+            Self::Cuda => 2,
+        }
+    }
+}
+
+/// What a footprint is computed from.
+#[derive(Clone, Copy)]
+pub struct Holdings<'a> {
+    /// The target.
+    pub config: &'a ModelConfig,
+    /// Headers of its checkpoint, where there is one.
+    pub headers: Option<&'a Checkpoint>,
+    /// The drafter.
+    pub drafter: Option<&'a DrafterConfig>,
+    /// Limits that size slots and passes.
+    pub limits: &'a Limits,
+    /// How linear layers are held.
+    pub format: WeightFormat,
+    /// Whether an INT8 copy of the LM head is kept for screening.
+    pub screened_head: bool,
+    /// Where it all is.
+    pub backend: Backend,
+}
+
+/// Bytes that an engine holds from opening to closing, and the size of a page of its pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Footprint {
+    /// The target's weights.
+    pub weights: WeightBytes,
+    /// INT8 copy of the LM head with its bounds.
+    pub head_copy: u64,
+    /// Recurrent caches of one slot.
+    pub gdn_slot: GdnSlotBytes,
+    /// Requests that may run at once.
+    pub num_slots: usize,
+    /// Buffers of the target's passes.
+    pub pass: PassBytes,
+    /// The drafter's part.
+    pub drafter: DrafterBytes,
+    /// Keys and values of 64 positions in the target.
+    pub kv_page: u64,
+}
+
+/// Fp32 values that screening keeps per row of the INT8 head: its scale and the two factors of its bound.
+const SCREEN_VALUES_PER_ROW: usize = 3;
+
+impl Footprint {
+    /// The footprint of `holdings`.
+    pub fn of(holdings: &Holdings<'_>) -> Self {
+        let Holdings {
+            config,
+            drafter,
+            limits,
+            ..
+        } = *holdings;
+        let activation_bytes = holdings.backend.activation_bytes();
+        let num_slots = limits.max_num_seqs;
+        let num_taps = drafter.map_or(0, |drafter| drafter.target_layer_ids.len());
+        let kv_shapes = vec![kv_shape(config); config.num_attention_layers()];
+        let screen_row = config.hidden_size + SCREEN_VALUES_PER_ROW * size_of::<f32>();
+        Self {
+            weights: WeightBytes::of(config, holdings.format, holdings.headers),
+            head_copy: match holdings.screened_head {
+                true => (config.vocab_size * screen_row) as u64,
+                false => 0,
+            },
+            gdn_slot: gdn_shape(config).map_or_else(GdnSlotBytes::default, |shape| {
+                GdnCache::slot_bytes_of(&shape, config.num_gdn_layers(), activation_bytes)
+            }),
+            num_slots,
+            pass: Decoder::pass_bytes_of(config, num_taps, limits.max_step_rows, activation_bytes),
+            drafter: drafter.map_or_else(DrafterBytes::default, |drafter| {
+                drafter.bytes(config.vocab_size, activation_bytes)
+            }),
+            kv_page: KvCache::page_bytes_of(&kv_shapes, activation_bytes) as u64,
+        }
+    }
+
+    /// Everything but pages, by purpose.
+    pub fn parts(&self) -> [(&'static str, u64); 13] {
+        let slots = |bytes: usize| (self.num_slots * bytes) as u64;
+        [
+            ("linear_layers", self.weights.linear),
+            ("embedding", self.weights.embedding),
+            ("lm_head", self.weights.lm_head),
+            ("vectors", self.weights.vectors),
+            ("lm_head_copy", self.head_copy),
+            ("drafter_weights", self.drafter.weights as u64),
+            ("gdn_states", slots(self.gdn_slot.states)),
+            ("gdn_log", slots(self.gdn_slot.log)),
+            ("gdn_conv", slots(self.gdn_slot.conv)),
+            ("activations", self.pass.activations as u64),
+            ("pass_tail", self.pass.tail as u64),
+            ("logits", self.pass.logits as u64),
+            (
+                "drafter_workspace",
+                self.drafter.scratch as u64 + slots(self.drafter.slot),
+            ),
+        ]
+    }
+
+    /// Bytes of everything but pages.
+    pub fn fixed_bytes(&self) -> u64 {
+        self.parts().iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Bytes that each slot adds to them.
+    pub fn slot_bytes(&self) -> u64 {
+        (self.gdn_slot.total() + self.drafter.slot) as u64
+    }
+
+    /// Bytes of 64 positions of a request: the target's page and, beside it, one of the drafter's context.
+    pub fn page_bytes(&self) -> u64 {
+        self.kv_page + self.drafter.page as u64
+    }
+
+    /// Bytes when a request of `num_tokens` runs.
+    pub fn bytes_with(&self, num_tokens: usize) -> u64 {
+        self.fixed_bytes() + num_tokens.div_ceil(KV_BLOCK) as u64 * self.page_bytes()
+    }
+}
+
+/// Keys and values of one attention layer.
+pub fn kv_shape(config: &ModelConfig) -> KvShape {
+    KvShape {
+        num_kv_heads: config.attention.num_kv_heads,
+        head_dim: config.attention.head_dim,
+    }
+}
+
+/// Sizes of the recurrent caches; `None` for a model without such layers.
+pub fn gdn_shape(config: &ModelConfig) -> Option<GdnShape> {
+    config.gdn.as_ref().map(|gdn| GdnShape {
+        num_key_heads: gdn.num_key_heads,
+        num_value_heads: gdn.num_value_heads,
+        key_dim: gdn.key_dim,
+        value_dim: gdn.value_dim,
+        conv_kernel: gdn.conv_kernel,
+    })
+}

@@ -1,0 +1,393 @@
+//! Plans of published models from their configs alone, against sizes worked out by hand; pools against memories.
+
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+
+use super::budget::Budget;
+use super::deployment::{DeploymentPlan, Setting};
+use super::footprint::{Backend, Footprint, Holdings};
+use super::weight_bytes::{SizeBasis, WeightBytes, WeightFormat, num_parameters};
+use super::*;
+use crate::error::{ConfigError, Error};
+use crate::weights::Checkpoint;
+use crate::weights::raw_safetensors::{RawTensor, demo_target, read_dir, write};
+
+const GIB: u64 = 1 << 30;
+
+fn published(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/configs")
+        .join(name)
+}
+
+fn config_of(name: &str) -> ModelConfig {
+    ModelConfig::read(&published(name)).unwrap()
+}
+
+fn options(max_num_seqs: usize) -> EngineOptions {
+    EngineOptions {
+        dtype: "auto".into(),
+        device: "auto".into(),
+        weight_format: "auto".into(),
+        max_model_len: None,
+        max_num_seqs,
+        gpu_memory_utilization: 0.9,
+        num_threads: None,
+        extra_eos_token_ids: vec![],
+        method: None,
+        num_speculative_tokens: None,
+        tree: None,
+        tree_nodes: None,
+    }
+}
+
+fn setting<'a>(model: &'a Path, memory_bytes: u64) -> Setting<'a> {
+    Setting {
+        model,
+        drafter: None,
+        backend: Backend::Cuda,
+        memory_bytes: Some(memory_bytes),
+        screened_head: true,
+    }
+}
+
+#[test]
+fn parameters_are_those_published() {
+    for (name, expected) in [
+        ("qwen3.8-27b", 26.896),
+        ("qwen3.5-4b", 4.206),
+        ("llama-3.1-8b", 8.030),
+    ] {
+        let billions = num_parameters(&config_of(name)) as f64 / 1e9;
+        assert!((billions - expected).abs() < 5e-4, "{name}: {billions}");
+    }
+}
+
+#[test]
+fn sequence_memory_is_that_worked_out_by_hand() {
+    // Per token: layers x (keys + values) x heads x head size x 2 bytes. Per state: layers x heads x 128 x 128 fp32;
+    // three columns of the convolution are the history, our ring keeps the current one too.
+    for (name, kv_per_token, state_mib, history_bytes) in [
+        (
+            "qwen3.8-27b",
+            16 * 2 * 4 * 256 * 2,
+            144,
+            48 * 3 * 10_240 * 2,
+        ),
+        ("qwen3.5-4b", 8 * 2 * 4 * 256 * 2, 48, 24 * 3 * 8_192 * 2),
+        ("llama-3.1-8b", 32 * 2 * 8 * 128 * 2, 0, 0),
+    ] {
+        let config = config_of(name);
+        let limits = Limits::resolve(&options(2), &config, None).unwrap();
+        let footprint = |backend| {
+            Footprint::of(&Holdings {
+                config: &config,
+                headers: None,
+                drafter: None,
+                limits: &limits,
+                format: WeightFormat::Bf16,
+                screened_head: false,
+                backend,
+            })
+        };
+        let (cuda, host) = (footprint(Backend::Cuda), footprint(Backend::Host));
+        assert_eq!(cuda.kv_page, 64 * kv_per_token, "{name}");
+        assert_eq!(host.kv_page, 2 * cuda.kv_page);
+        assert_eq!(cuda.gdn_slot.states, 3 * state_mib << 20);
+        assert_eq!(host.gdn_slot.states, cuda.gdn_slot.states);
+        assert_eq!(cuda.gdn_slot.conv, history_bytes / 3 * 4);
+        assert_eq!(host.gdn_slot.conv, 2 * cuda.gdn_slot.conv);
+        assert_eq!(cuda.num_slots, 2);
+    }
+    let log = 128 * (16 * 128 + 48 * 128 + 48) * 4 * 48;
+    let qwen = DeploymentPlan::new(
+        &options(1),
+        setting(&published("qwen3.8-27b"), 80_000_000_000),
+    )
+    .unwrap();
+    assert_eq!(qwen.bf16.footprint.gdn_slot.log, log);
+}
+
+#[test]
+fn weights_add_up() {
+    let config = config_of("qwen3.8-27b");
+    let bf16 = WeightBytes::of(&config, WeightFormat::Bf16, None);
+    let table = 248_320 * 5_120 * 2;
+    let linear_weights: u64 = 64 * 3 * 5_120 * 17_408
+        + 16 * 5_120 * (12_288 + 2 * 1_024 + 6_144)
+        + 48 * 5_120 * (10_240 + 2 * 6_144 + 2 * 48);
+    assert_eq!((bf16.embedding, bf16.lm_head), (table, table));
+    assert_eq!(bf16.num_linear_weights, linear_weights);
+    assert_eq!(
+        (bf16.linear, bf16.basis),
+        (2 * linear_weights, SizeBasis::Exact)
+    );
+    // What is neither table nor layer is fp32: norms, convolutions, decays.
+    let vectors = num_parameters(&config) - linear_weights - table;
+    assert_eq!(bf16.vectors, 4 * vectors);
+
+    let w12 = WeightBytes::of(&config, WeightFormat::W12, None);
+    assert_eq!(w12.basis, SizeBasis::Estimate);
+    assert_eq!(w12.num_w12_matrices, 64 * 3 + 16 * 4 + 48 * 5);
+    assert_eq!(
+        (w12.embedding, w12.lm_head, w12.vectors),
+        (bf16.embedding, bf16.lm_head, bf16.vectors)
+    );
+    let share = w12.linear as f64 / bf16.linear as f64;
+    assert!((share - 0.752).abs() < 2e-3, "{share}");
+    assert!(w12.linear_bits_per_weight() < 12.04);
+}
+
+#[test]
+fn a_tied_head_is_held_once_and_copied() {
+    let dir = published("qwen3.5-4b");
+    let plan = DeploymentPlan::new(&options(1), setting(&dir, 24 * GIB)).unwrap();
+    let footprint = &plan.bf16.footprint;
+    assert_eq!(footprint.weights.lm_head, 0);
+    assert_eq!(footprint.head_copy, 248_320 * (2_560 + 12));
+    let dense = Setting {
+        screened_head: false,
+        ..setting(&dir, 24 * GIB)
+    };
+    let plan = DeploymentPlan::new(&options(1), dense).unwrap();
+    assert_eq!(plan.w12.footprint.head_copy, 0);
+}
+
+#[test]
+fn layers_that_padding_eats_stay_bf16() {
+    // Six layers have decays and strengths of two rows each, where a tile has sixteen.
+    let config = ModelConfig::read(&demo_target()).unwrap();
+    let w12 = WeightBytes::of(&config, WeightFormat::W12, None);
+    assert_eq!(w12.num_w12_matrices, 8 * 3 + 2 * 4 + 6 * 3);
+    let bf16 = WeightBytes::of(&config, WeightFormat::Bf16, None);
+    let narrow = 12 * 16 * 256 * 2;
+    let share = (w12.linear - narrow) as f64 / (bf16.linear - narrow) as f64;
+    assert!((0.75..0.755).contains(&share), "{share}");
+}
+
+#[test]
+fn a_converted_checkpoint_is_planned_to_the_byte() {
+    let source = demo_target();
+    let config = ModelConfig::read(&source).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let mut expected = 0;
+    let mut tensors = Vec::new();
+    for tensor in read_dir(&source) {
+        let is_linear = tensor.shape.len() == 2
+            && !tensor.name.contains("embed")
+            && !tensor.name.contains("lm_head");
+        if !is_linear {
+            tensors.push(tensor);
+            continue;
+        }
+        if tensor.name.ends_with("k_proj.weight") {
+            expected += tensor.bytes.len() as u64;
+            tensors.push(tensor);
+            continue;
+        }
+        for (part, len) in [
+            ("plane8", 700),
+            ("plane4", 350),
+            ("base", 13),
+            ("counts", 26),
+            ("escapes", 44),
+        ] {
+            expected += len as u64;
+            tensors.push(RawTensor {
+                name: format!("{}.w12_{part}", tensor.name),
+                dtype: "U8".into(),
+                shape: vec![len],
+                bytes: vec![0; len],
+            });
+        }
+    }
+    write(&dir.path().join("model.safetensors"), &tensors);
+    let headers = Checkpoint::open(dir.path()).unwrap();
+    let w12 = WeightBytes::of(&config, WeightFormat::W12, Some(&headers));
+    assert_eq!((w12.linear, w12.basis), (expected, SizeBasis::Exact));
+    let bf16 = WeightBytes::of(&config, WeightFormat::Bf16, Some(&headers));
+    assert_eq!(bf16, WeightBytes::of(&config, WeightFormat::Bf16, None));
+    // Headers of the BF16 checkpoint tell nothing of W12.
+    let plain = Checkpoint::open(&source).unwrap();
+    let estimate = WeightBytes::of(&config, WeightFormat::W12, Some(&plain));
+    assert_eq!(estimate.basis, SizeBasis::Estimate);
+}
+
+#[test]
+fn a_drafter_is_planned_from_its_config() {
+    let (target, drafter) = (published("qwen3.8-27b"), published("qwen3.8-27b-dflash2"));
+    let plan = DeploymentPlan::new(
+        &options(4),
+        Setting {
+            drafter: Some(&drafter),
+            ..setting(&target, 80_000_000_000)
+        },
+    )
+    .unwrap();
+    let config = plan.drafter.as_ref().unwrap();
+    let billions = config.num_parameters() as f64 / 1e9;
+    assert!((billions - 1.9).abs() < 0.05, "{billions}");
+    let bytes = plan.bf16.footprint.drafter;
+    // Five layers of eight heads of 128, keys and values, two bytes each, 64 positions.
+    assert_eq!(bytes.page, 64 * 5 * 2 * 8 * 128 * 2);
+    assert!(bytes.weights > 2 * config.num_parameters() && bytes.slot > 7 * 248_320 * 4);
+    assert_eq!(plan.bf16.footprint.page_bytes(), 64 * (65_536 + 20_480));
+    assert_eq!(plan.limits.tree.tree_nodes, 32);
+    let demo = demo_target();
+    let other = Setting {
+        drafter: Some(&drafter),
+        ..setting(&demo, 80_000_000_000)
+    };
+    assert!(matches!(
+        DeploymentPlan::new(&options(4), other),
+        Err(Error::Drafter(DrafterError::Pairing { .. }))
+    ));
+}
+
+#[test]
+fn what_is_missing_is_said_with_what_to_change() {
+    let dir = published("qwen3.8-27b");
+    let plan = |options: &EngineOptions, bytes| DeploymentPlan::new(options, setting(&dir, bytes));
+    let error = |options: &EngineOptions, bytes| plan(options, bytes).unwrap_err().to_string();
+    // What follows `text` in an error.
+    let value = |error: &str, text: &str| -> f64 {
+        let rest = error
+            .split(text)
+            .nth(1)
+            .unwrap_or_else(|| panic!("{error}"));
+        rest.split([' ', ',']).next().unwrap().parse().unwrap()
+    };
+    let long = EngineOptions {
+        max_model_len: Some(200_000),
+        ..options(4)
+    };
+    let message = error(&long, 64_000_000_000);
+    assert!(
+        message.contains("one request of 200000 tokens"),
+        "{message}"
+    );
+    assert!(message.contains("bytes are missing; "), "{message}");
+    let lowered = |max_model_len: f64| EngineOptions {
+        max_model_len: Some(max_model_len as usize),
+        ..long.clone()
+    };
+    let fitting = value(&message, "lower max_model_len to ");
+    assert!(plan(&lowered(fitting), 64_000_000_000).is_ok());
+    assert!(plan(&lowered(fitting + 1.0), 64_000_000_000).is_err());
+
+    let many = EngineOptions {
+        max_model_len: Some(40_000),
+        ..options(40)
+    };
+    let message = error(&many, 80_000_000_000);
+    let fitting = value(&message, "lower max_num_seqs to ");
+    let fewer = |max_num_seqs: f64| EngineOptions {
+        max_num_seqs: max_num_seqs as usize,
+        ..many.clone()
+    };
+    assert!(plan(&fewer(fitting), 80_000_000_000).is_ok());
+    assert!(plan(&fewer(fitting + 1.0), 80_000_000_000).is_err());
+
+    let shy = EngineOptions {
+        gpu_memory_utilization: 0.5,
+        ..options(1)
+    };
+    let message = error(&shy, 80_000_000_000);
+    let share = value(&message, "raise gpu_memory_utilization to ");
+    let bolder = |gpu_memory_utilization| EngineOptions {
+        gpu_memory_utilization,
+        ..shy.clone()
+    };
+    assert!(plan(&bolder(share), 80_000_000_000).is_ok());
+    assert!(plan(&bolder(share - 0.001), 80_000_000_000).is_err());
+
+    let message = error(&options(64), 48_000_000_000);
+    assert!(
+        message.contains("lower max_model_len and max_num_seqs and raise"),
+        "{message}"
+    );
+    let message = error(&options(64), 30_000_000_000);
+    assert!(
+        message.ends_with("a larger memory or a smaller model is needed"),
+        "{message}"
+    );
+}
+
+#[test]
+fn an_index_without_its_shards_is_no_checkpoint() {
+    let source = demo_target();
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["config.json", "model.safetensors.index.json"] {
+        std::fs::copy(source.join(name), dir.path().join(name)).unwrap();
+    }
+    assert!(Checkpoint::is_in(&source) && !Checkpoint::is_in(dir.path()));
+    let plan = |dir: &Path| DeploymentPlan::new(&options(1), setting(dir, GIB)).unwrap();
+    assert_eq!(
+        plan(dir.path()).bf16.footprint,
+        plan(&source).bf16.footprint
+    );
+    let index = dir.path().join("model.safetensors.index.json");
+    std::fs::write(index, "{").unwrap();
+    assert!(matches!(
+        DeploymentPlan::new(&options(1), setting(dir.path(), GIB)),
+        Err(Error::Checkpoint(_))
+    ));
+}
+
+#[test]
+fn other_mistakes_are_typed() {
+    let empty = tempfile::tempdir().unwrap();
+    assert!(matches!(
+        DeploymentPlan::new(&options(1), setting(empty.path(), GIB)),
+        Err(Error::Config(ConfigError::Io { .. }))
+    ));
+    let dir = published("llama-3.1-8b");
+    let unknown = Setting {
+        memory_bytes: None,
+        ..setting(&dir, GIB)
+    };
+    let error = DeploymentPlan::new(&options(1), unknown)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("memory of device `cuda`"), "{error}");
+    assert!(Backend::parse("cuda:1").is_ok() && Backend::parse("tpu").is_err());
+}
+
+proptest! {
+    #[test]
+    fn a_pool_never_exceeds_its_memory_and_holds_every_request_that_is_let_in(
+        memory_bytes in 1_u64..200_000_000_000,
+        utilization in 0.01_f64..=1.0,
+        max_num_seqs in 1_usize..40,
+        max_model_len in 2_usize..131_072,
+    ) {
+        let config = config_of("llama-3.1-8b");
+        let options = EngineOptions { max_model_len: Some(max_model_len), ..options(max_num_seqs) };
+        let limits = Limits::resolve(&options, &config, None).unwrap();
+        let footprint = Footprint::of(&Holdings {
+            config: &config,
+            headers: None,
+            drafter: None,
+            limits: &limits,
+            format: WeightFormat::W12,
+            screened_head: true,
+            backend: Backend::Cuda,
+        });
+        let budget = Budget { memory_bytes, utilization };
+        let held = |num_pages: usize| footprint.fixed_bytes() + num_pages as u64 * footprint.page_bytes();
+        match EnginePlan::resolve(limits.clone(), footprint, Some(budget)) {
+            Ok(plan) => {
+                prop_assert!(held(plan.num_kv_pages) <= budget.bytes());
+                prop_assert!(budget.bytes() <= memory_bytes);
+                prop_assert!(plan.num_kv_pages * KV_BLOCK >= max_model_len);
+                prop_assert!(plan.num_kv_pages <= limits.pages_per_sequence() * max_num_seqs);
+            }
+            Err(OptionError::Memory { needed_bytes, budget_bytes, .. }) => {
+                prop_assert!(needed_bytes > budget_bytes);
+                prop_assert_eq!(needed_bytes, held(limits.pages_per_sequence()));
+            }
+            Err(other) => prop_assert!(false, "{}", other),
+        }
+    }
+}

@@ -1,0 +1,278 @@
+"""The memory plan: published models from their configs alone, against sizes worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from specpilot_rs import LLM, ConfigError, DrafterError, OptionError
+from specpilot_rs.demo import DFLASH2_DIR, TARGET_DIR
+from specpilot_rs.options import EngineOptions
+from specpilot_rs.plan_report import human_bytes, plan_memory, render
+
+from tests.test_cli import error_of, specpilot
+
+CONFIGS = Path(__file__).parent / "fixtures" / "configs"
+QWEN_27B = CONFIGS / "qwen3.8-27b"
+QWEN_4B = CONFIGS / "qwen3.5-4b"
+LLAMA_8B = CONFIGS / "llama-3.1-8b"
+DFLASH2_27B = CONFIGS / "qwen3.8-27b-dflash2"
+MIB = 2**20
+FORMATS = ("bf16", "w12")
+FORMAT_KEYS = {
+    "bytes",
+    "fixed_bytes",
+    "weight_bytes",
+    "linear_bits_per_weight",
+    "num_w12_matrices",
+    "is_estimate",
+    "pool_pages",
+    "pool_tokens",
+    "pool_bytes",
+    "full_requests",
+    "missing_bytes",
+}
+PLAN_KEYS = {
+    "model",
+    "drafter",
+    "method",
+    "architecture",
+    "num_parameters",
+    "num_drafter_parameters",
+    "max_position_embeddings",
+    "device",
+    "dtype",
+    "memory_source",
+    "memory_bytes",
+    "gpu_memory_utilization",
+    "budget_bytes",
+    "max_model_len",
+    "max_num_seqs",
+    "max_step_rows",
+    "tree_nodes",
+    "screened_head",
+    "page_tokens",
+    "kv_page_bytes",
+    "drafter_page_bytes",
+    "kv_bytes_per_token",
+    "drafter_bytes_per_token",
+    "gdn_slot_bytes",
+    "assumed_escape_rate",
+    "formats",
+    "pool_ratio",
+}
+
+
+def plan(model: Path, memory: str | None = "80GB", device: str = "cuda", **given: Any) -> dict[str, Any]:
+    settings = {name: given.pop(name) for name in ("drafter", "screened_head") if name in given}
+    return plan_memory(model, memory=memory, device=device, options=EngineOptions(**given), **settings)
+
+
+@pytest.mark.parametrize(
+    ("model", "billions", "kv_bytes", "state_mib", "history_mib"),
+    [
+        (QWEN_27B, 26.896, 65_536, 144, 2.8),
+        (QWEN_4B, 4.206, 32_768, 48, 1.1),
+        (LLAMA_8B, 8.030, 131_072, 0, 0),
+    ],
+)
+def test_published_sizes(model: Path, billions: float, kv_bytes: int, state_mib: int, history_mib: float):
+    planned = plan(model, max_num_seqs=2)
+    assert planned["num_parameters"] / 1e9 == pytest.approx(billions, abs=5e-4)
+    assert planned["kv_bytes_per_token"] == kv_bytes
+    assert planned["kv_page_bytes"] == 64 * kv_bytes
+    # A slot keeps a ring of three states, and the convolution's three past inputs
+    # with the current one.
+    slot = planned["gdn_slot_bytes"]
+    assert slot["states"] == 3 * state_mib * MIB
+    assert slot["conv"] * 3 / 4 / MIB == pytest.approx(history_mib, abs=0.05)
+    for name in FORMATS:
+        held = planned["formats"][name]["bytes"]
+        assert held["gdn_states"] == 2 * slot["states"]
+        assert held["gdn_log"] == 2 * slot["log"]
+    on_host = plan(model, "400GB", device="cpu")
+    assert on_host["dtype"] == "float32"
+    assert on_host["kv_bytes_per_token"] == 2 * kv_bytes
+    assert on_host["gdn_slot_bytes"]["states"] == slot["states"]
+
+
+def test_the_parts_add_up():
+    planned = plan(QWEN_27B, drafter=DFLASH2_27B, max_num_seqs=3)
+    assert planned["budget_bytes"] == 72_000_000_000
+    for name in FORMATS:
+        form = planned["formats"][name]
+        assert sum(form["bytes"].values()) == form["fixed_bytes"]
+        page = planned["kv_page_bytes"] + planned["drafter_page_bytes"]
+        assert form["pool_bytes"] == form["pool_pages"] * page
+        left = planned["budget_bytes"] - form["fixed_bytes"] - form["pool_bytes"]
+        assert 0 <= left < page
+        assert form["pool_tokens"] == 64 * form["pool_pages"]
+        assert form["full_requests"] == form["pool_tokens"] // planned["max_model_len"]
+    bf16, w12 = (planned["formats"][name]["bytes"] for name in FORMATS)
+    table = 248_320 * 5_120
+    assert bf16["embedding"] == bf16["lm_head"] == w12["lm_head"] == 2 * table
+    assert bf16["lm_head_copy"] == table + 248_320 * 12
+    assert w12["linear_layers"] / bf16["linear_layers"] == pytest.approx(0.752, abs=2e-3)
+    assert planned["formats"]["w12"]["is_estimate"]
+    assert not planned["formats"]["bf16"]["is_estimate"]
+    assert {part for part in bf16 if bf16[part] != w12[part]} == {"linear_layers"}
+
+
+def test_more_weights_saved_is_more_pool():
+    sizes = [plan(QWEN_27B, f"{gigabytes}GB", max_num_seqs=1) for gigabytes in (68, 72, 80, 96, 141, 400)]
+    ratios = [planned["pool_ratio"] for planned in sizes]
+    assert ratios == sorted(ratios, reverse=True)
+    assert all(ratio > 1 for ratio in ratios)
+    for settings in ({"max_num_seqs": 4}, {"drafter": DFLASH2_27B}, {"gpu_memory_utilization": 0.85}):
+        assert plan(QWEN_27B, **{"max_num_seqs": 1, **settings})["pool_ratio"] > sizes[2]["pool_ratio"]
+    assert plan(QWEN_27B, "60GB", max_num_seqs=1)["pool_ratio"] is None
+
+
+def test_the_papers_figure_on_80_gb(report):
+    """W12 doubles the KV pool of Qwen3.8-27B on 80 GB: true of one request with drafter and INT8 head."""
+    ratios = {}
+    for drafter in (None, DFLASH2_27B):
+        for max_num_seqs in (1, 8):
+            planned = {
+                (screened, share): plan(
+                    QWEN_27B,
+                    drafter=drafter,
+                    screened_head=screened,
+                    max_num_seqs=max_num_seqs,
+                    gpu_memory_utilization=share,
+                )
+                for screened in (False, True)
+                for share in (0.9, 0.95)
+            }
+            for (screened, share), one in planned.items():
+                tokens = [one["formats"][name]["pool_tokens"] for name in FORMATS]
+                ratios[drafter is not None, max_num_seqs, screened, share] = one["pool_ratio"]
+                report(
+                    f"Qwen3.8-27B, 80 GB x {share}, {max_num_seqs} request(s), "
+                    f"{'with' if drafter else 'no'} DFlash2, {'INT8 copy' if screened else 'dense head'}: "
+                    f"KV tokens {tokens[0]:,} BF16, {tokens[1]:,} W12: {one['pool_ratio']:.2f}x"
+                )
+            stock = planned[False, 0.9]["formats"]["bf16"]["pool_tokens"]
+            ours = planned[True, 0.9]["formats"]["w12"]["pool_tokens"]
+            report(f"  BF16 with a dense head against W12 with its INT8 copy: {ours / stock:.2f}x")
+    card = plan(QWEN_27B, "81559MiB", drafter=DFLASH2_27B, max_num_seqs=1)
+    report(f"  a card that reports 81,559 MiB, one request, DFlash2, INT8 copy: {card['pool_ratio']:.2f}x")
+    assert ratios[True, 1, True, 0.9] == pytest.approx(2.06, abs=0.01)
+    assert min(ratios.values()) == pytest.approx(1.59, abs=0.01)
+    assert max(ratios.values()) == pytest.approx(2.79, abs=0.01)
+
+
+def test_the_schema_is_stable():
+    for model, drafter in ((TARGET_DIR, DFLASH2_DIR), (LLAMA_8B, None)):
+        planned = plan(model, "40GB", drafter=drafter)
+        assert set(planned) == PLAN_KEYS
+        assert set(planned["formats"]) == set(FORMATS)
+        assert all(set(form) == FORMAT_KEYS for form in planned["formats"].values())
+        assert json.loads(json.dumps(planned)) == planned
+
+
+def test_an_engine_holds_what_was_planned():
+    options = {"max_model_len": 1000, "max_num_seqs": 3}
+    llm = LLM.demo(**options, num_threads=1)
+    planned = plan(TARGET_DIR, None, "cpu", drafter=DFLASH2_DIR, **options)
+    described = llm.describe()
+    form = planned["formats"]["bf16"]
+    assert form["weight_bytes"] == described["weight_bytes"]
+    assert planned["num_parameters"] == described["num_parameters"]
+    for name in ("kv_page_bytes", "max_model_len", "max_num_seqs", "max_step_rows", "tree_nodes", "method"):
+        assert planned[name] == described[name], name
+    assert described["num_kv_pages"] == 3 * 16 <= form["pool_pages"]
+    longest = llm.score([5] * 1000)
+    assert longest.logits.shape[0] == 1000
+
+
+def test_a_share_of_the_memory_that_is_too_small():
+    with pytest.raises(OptionError, match=r"bytes are missing; .*raise gpu_memory_utilization to 0"):
+        LLM.demo(gpu_memory_utilization=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "says"),
+    [
+        ({"memory": "80XB"}, OptionError, r"such as 80GB, 74\.5GiB.*got \"80XB\""),
+        ({"memory": "-80GB"}, OptionError, "positive size"),
+        ({"memory": "0"}, OptionError, "positive size"),
+        ({"memory": "10GB"}, OptionError, "bytes are missing; a larger memory or a smaller"),
+        (
+            {"memory": "52GB", "max_num_seqs": 64},
+            OptionError,
+            r"lower max_num_seqs to 4 or less",
+        ),
+        ({"memory": "48GB", "max_num_seqs": 64}, OptionError, "max_num_seqs and raise gpu_memory_util"),
+        ({"memory": None}, OptionError, "memory of device `cuda`"),
+        ({"device": "tpu"}, OptionError, "auto, cpu, cuda"),
+        ({"max_model_len": 10**6}, OptionError, "max_position_embeddings 262144"),
+        ({"drafter": DFLASH2_DIR}, DrafterError, "does not fit target"),
+    ],
+)
+def test_mistakes_are_explained(given: dict[str, Any], error: type[Exception], says: str):
+    with pytest.raises(error, match=says):
+        plan(QWEN_27B, **given)
+
+
+def test_a_directory_without_config(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"config\.json: No such file"):
+        plan(tmp_path)
+    shutil.copy(DFLASH2_27B / "config.json", tmp_path)
+    with pytest.raises(ConfigError, match="architecture `DFlash2DraftModel` is not supported"):
+        plan(tmp_path)
+
+
+def test_a_longer_context_than_fits_is_said():
+    planned = plan(QWEN_27B, "70GB", max_num_seqs=1)
+    form = planned["formats"]["bf16"]
+    assert 0 < form["pool_tokens"] < planned["max_model_len"]
+    assert form["full_requests"] == 0 < form["missing_bytes"]
+    assert f"set max_model_len to {form['pool_tokens']:,} or less" in render(planned)
+    fits = plan(QWEN_27B, "70GB", max_num_seqs=1, max_model_len=form["pool_tokens"])
+    assert fits["formats"]["bf16"]["full_requests"] == 1
+    assert fits["formats"]["bf16"]["missing_bytes"] == 0
+
+
+def test_human_sizes():
+    sizes = {0: "0 B", 999: "999 B", 1000: "1.00 kB", 65_536: "65.5 kB", 999_960: "1.00 MB"}
+    sizes |= {80 * 10**9: "80.0 GB", 53_790_000_000: "53.8 GB", 2 * 10**12: "2.00 TB"}
+    assert {size: human_bytes(size) for size in sizes} == sizes
+
+
+def test_the_table():
+    result = specpilot("plan", QWEN_27B, "--drafter", DFLASH2_27B, "--memory", "80GB", "--device", "cuda")
+    assert result.returncode == 0, result.stderr
+    text = result.stdout.decode()
+    lines = text.splitlines()
+    rule = next(i for i, line in enumerate(lines) if line.startswith("---"))
+    table = [line for line in lines[rule - 1 :] if line][: lines[rule:].index("") + 1]
+    assert len({len(line) for line in table}) == 1, "columns line up"
+    assert table[0].split() == ["BF16", "W12"]
+    assert "linear layers" in text
+    assert "The KV pool is 2.79 times as large with W12." in text
+    assert "26.896 B parameters" in lines[0]
+    assert result.stderr == b""
+
+
+def test_json_on_the_command_line():
+    arguments = ("plan", LLAMA_8B, "--memory", "24GiB", "--max-num-seqs", "2", "--max-model-len", "8192")
+    result = specpilot(*arguments, "--device", "cuda", "--dense-head", "--json")
+    planned = json.loads(result.stdout)
+    assert planned["memory_bytes"] == 24 * 2**30
+    assert (planned["max_num_seqs"], planned["max_model_len"]) == (2, 8192)
+    assert planned["formats"]["w12"]["bytes"]["lm_head_copy"] == 0
+    here = json.loads(specpilot("plan", TARGET_DIR, "--json").stdout)
+    assert (here["device"], here["memory_source"]) == ("cpu", "available")
+    assert here["memory_bytes"] > here["budget_bytes"] > 0
+
+
+def test_errors_on_the_command_line(tmp_path: Path):
+    assert "such as 80GB" in error_of("plan", QWEN_27B, "--memory", "80 gigs")
+    assert "config.json" in error_of("plan", tmp_path, "--memory", "1GB")
+    assert "bytes are missing" in error_of("plan", QWEN_27B, "--memory", "1GB")
+    assert "max_num_seqs" in error_of("plan", QWEN_27B, "--memory", "80GB", "--max-num-seqs", "0")
+    assert "no such directory" in error_of("plan", tmp_path / "nothing")
