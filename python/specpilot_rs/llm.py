@@ -143,6 +143,10 @@ class LLM:
             speculative_config: As for `LLM`; without `model` the bundled DFlash2 drafter is taken.
             **options: Other options of `LLM`.
         """
+        if "model" in options:
+            raise OptionError(
+                "LLM.demo takes no `model`, it loads the bundled one; use LLM(model) for another"
+            )
         if speculative_config is not None:
             config = SpeculativeConfig.of(speculative_config)
             if config.model is None:
