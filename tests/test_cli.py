@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from specpilot_rs import LLM, SamplingParams, __version__, cli
+from specpilot_rs import LLM, SamplingParams, SpecPilotError, __version__, cli, doctor
 from specpilot_rs.cli import _writable, _writing
 from specpilot_rs.demo import TARGET_DIR
 
@@ -142,6 +142,57 @@ def test_doctor_finds_what_is_wrong(tmp_path: Path):
     assert b"fix: " in result.stdout
     assert b"WARN tokenizer" in result.stdout
     assert specpilot("doctor", tmp_path / "nothing").returncode == 1
+
+
+def weights(header: object, num_data_bytes: int = 0) -> bytes:
+    data = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(data).to_bytes(8, "little") + data + bytes(num_data_bytes)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "part"),
+    [
+        ("config.json", b"[" * 50000, "recursion"),
+        ("config.json", b"[]", "JSON object"),
+        ("config.json", b"\xff", "decode"),
+        ("config.json", b'{"architectures": 5}', "list of names"),
+        ("config.json", rb'{"architectures": ["\ud800"]}', "not supported"),
+        ("config.json", b'{"architectures": ["MambaForCausalLM"]}', "not supported"),
+        ("model.safetensors", weights([]), "JSON object"),
+        ("model.safetensors", weights(None), "JSON object"),
+        ("model.safetensors", weights({"a": 5}), "data_offsets, got 5"),
+        ("model.safetensors", weights({"a": {"dtype": "BF16", "data_offsets": ["x", 1]}}), "data_offsets"),
+        ("model.safetensors", weights({"a": {"dtype": "BF16", "data_offsets": [0]}}), "data_offsets"),
+        ("model.safetensors", weights({"\ud800": {}}), "data_offsets"),
+        ("model.safetensors", weights(b"[" * 50000), "recursion"),
+        ("model.safetensors", weights({"a": {"dtype": "F8_E4M3", "data_offsets": [0, 1]}}, 1), "F8_E4M3"),
+        ("model.safetensors.index.json", b'{"weight_map": 5}', "weight_map"),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": "../b"}}', "file's name"),
+    ],
+    ids=lambda value: ascii(value)[:50],
+)
+def test_doctor_outlives_damaged_files(tmp_path: Path, name: str, content: bytes, part: str):
+    (tmp_path / name).write_bytes(content)
+    fails = [f for f in doctor.examine(tmp_path) if f.level is doctor.Level.FAIL]
+    assert any(part in finding.message for finding in fails), fails
+
+
+def test_doctor_waits_for_no_pipe_and_prefers_the_single_file(tmp_path: Path):
+    os.mkfifo(tmp_path / "config.json")
+    (tmp_path / "model.safetensors.index.json").write_bytes(b"damaged")
+    (tmp_path / "model.safetensors").write_bytes(
+        weights({"\ud800": {"dtype": "F16", "data_offsets": [0, 0]}})
+    )
+    result = specpilot("doctor", tmp_path)
+    assert result.returncode == 1, result.stderr
+    assert b"expected a regular file" in result.stdout
+    assert b"F16 in `\\ud800`" in result.stdout
+
+
+def test_doctor_knows_the_architectures_that_loading_does(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}', encoding="utf-8")
+    with pytest.raises(SpecPilotError, match=", ".join(doctor._TARGETS)):
+        LLM(tmp_path, skip_tokenizer_init=True)
 
 
 def test_errors_are_one_line(tmp_path: Path):

@@ -76,10 +76,7 @@ def test_a_revision_is_a_string(revision: Any):
 def test_an_unreadable_directory_is_an_error_of_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def refuse(*_: object) -> None:  # as root, no mode would
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "listdir", refuse)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as root, no mode would refuse
     with pytest.raises(CheckpointError, match="Permission denied"):
         model_directory(tmp_path)
 

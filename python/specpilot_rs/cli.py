@@ -209,7 +209,9 @@ def doctor(
         _write_json([finding.to_dict() for finding in findings])
     else:
         for finding in findings:
-            typer.echo(f"{finding.level.value:<4} {finding.what}: {finding.message}")
+            line = f"{finding.level.value:<4} {finding.what}: {finding.message}"
+            # Names from damaged files may hold what no terminal can show.
+            typer.echo(line.encode(errors="backslashreplace").decode())
             if finding.fix:
                 typer.echo(f"     fix: {finding.fix}")
     if any(finding.level is Level.FAIL for finding in findings):

@@ -6,6 +6,7 @@ engine reads are fetched. `HF_HUB_OFFLINE`, `HF_HOME` and the access token are h
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -58,7 +59,8 @@ def _local_directory(name: str) -> Path | None:
     try:
         path = Path(name).expanduser()
         if path.is_dir():
-            os.listdir(path)  # else every file in it would seem to be missing
+            if not os.access(path, os.X_OK):  # every file in it would seem to be missing
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             return path.resolve()
         found = path.exists()
     except (OSError, RuntimeError, ValueError) as error:  # no permission, an unknown home, a null character
