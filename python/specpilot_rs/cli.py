@@ -6,16 +6,17 @@ is exit code 130. `--help` loads neither the extension nor numpy: commands impor
 
 from __future__ import annotations
 
-import json
-import os
-import stat
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 try:
+    import json
+    import os
+    import stat
+    from collections.abc import Iterator
+    from contextlib import contextmanager
+    from pathlib import Path
+    from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
     import typer
 
     from specpilot_rs.options import EngineOptions, SamplingParams, SpeculativeConfig, help_of, request_error
