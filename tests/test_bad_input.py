@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from specpilot_rs import LLM, SamplingParams, SpecPilotError
 from specpilot_rs.demo import DFLASH2_DIR, TARGET_DIR
 from specpilot_rs.errors import CheckpointError, ConfigError, DrafterError, OptionError, RequestError
+from specpilot_rs.options import shown
 
 PROMPT = "def add(a, b):\n"
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -47,6 +49,11 @@ def still_usable(demo_llm: LLM, expected: list[int]) -> Iterator[None]:
         ({"prompt_token_ids": [1.5]}, "integers"),
         ({"prompt_token_ids": 7}, "integers"),
         ({"prompt_token_ids": "abc"}, "token ids"),
+        ({"prompt_token_ids": [True]}, "integers"),
+        ({"prompt_token_ids": {5, 6}}, "integers"),
+        ({"prompt_token_ids": [10**5000]}, "outside the vocabulary"),
+        ({"prompt_token_ids": np.array([1.5])}, "integers"),
+        ({"prompt_token_ids": np.array([True])}, "integers"),
         ({"promt": "x"}, "did you mean 'prompt'|did you mean `prompt`"),
         ({"prompt": "x", "prompt_token_ids": [1]}, "one of"),
         ({"prompt": b"x"}, "should be a text"),
@@ -54,12 +61,19 @@ def still_usable(demo_llm: LLM, expected: list[int]) -> Iterator[None]:
         (7, "list"),
         ([7], "a text or a mapping"),
     ],
-    ids=lambda value: str(value)[:40].encode("ascii", "replace").decode(),
+    ids=lambda value: ascii(shown(value))[:40],
 )
 def test_prompts(demo_llm: LLM, prompt: Any, message: str):
     with pytest.raises(RequestError, match=message) as raised:
         demo_llm.generate(prompt, PARAMS)
     assert raised.value.code == "request"
+
+
+def test_token_ids_of_numpy_are_token_ids(demo_llm: LLM):
+    outputs = demo_llm.generate(
+        [{"prompt_token_ids": ids} for ids in ([5, 6], np.array([5, 6]), [np.int64(5), np.uint8(6)])], PARAMS
+    )
+    assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
 
 
 def test_the_longest_prompt_leaves_room_for_one_token(demo_llm: LLM):

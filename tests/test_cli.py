@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from specpilot_rs import LLM, SamplingParams, __version__
+from specpilot_rs import LLM, SamplingParams, SpecPilotError, __version__, cli, doctor
+from specpilot_rs.cli import _writable, _writing
 from specpilot_rs.demo import TARGET_DIR
 
 PROMPT = "def add(a, b):\n"
@@ -144,6 +145,57 @@ def test_doctor_finds_what_is_wrong(tmp_path: Path):
     assert specpilot("doctor", tmp_path / "nothing").returncode == 1
 
 
+def weights(header: object, num_data_bytes: int = 0) -> bytes:
+    data = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(data).to_bytes(8, "little") + data + bytes(num_data_bytes)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "part"),
+    [
+        ("config.json", b"[" * 50000, "recursion"),
+        ("config.json", b"[]", "JSON object"),
+        ("config.json", b"\xff", "decode"),
+        ("config.json", b'{"architectures": 5}', "list of names"),
+        ("config.json", rb'{"architectures": ["\ud800"]}', "not supported"),
+        ("config.json", b'{"architectures": ["MambaForCausalLM"]}', "not supported"),
+        ("model.safetensors", weights([]), "JSON object"),
+        ("model.safetensors", weights(None), "JSON object"),
+        ("model.safetensors", weights({"a": 5}), "data_offsets, got 5"),
+        ("model.safetensors", weights({"a": {"dtype": "BF16", "data_offsets": ["x", 1]}}), "data_offsets"),
+        ("model.safetensors", weights({"a": {"dtype": "BF16", "data_offsets": [0]}}), "data_offsets"),
+        ("model.safetensors", weights({"\ud800": {}}), "data_offsets"),
+        ("model.safetensors", weights(b"[" * 50000), "recursion"),
+        ("model.safetensors", weights({"a": {"dtype": "F8_E4M3", "data_offsets": [0, 1]}}, 1), "F8_E4M3"),
+        ("model.safetensors.index.json", b'{"weight_map": 5}', "weight_map"),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": "../b"}}', "file's name"),
+    ],
+    ids=lambda value: ascii(value)[:50],
+)
+def test_doctor_outlives_damaged_files(tmp_path: Path, name: str, content: bytes, part: str):
+    (tmp_path / name).write_bytes(content)
+    fails = [f for f in doctor.examine(tmp_path) if f.level is doctor.Level.FAIL]
+    assert any(part in finding.message for finding in fails), fails
+
+
+def test_doctor_waits_for_no_pipe_and_prefers_the_single_file(tmp_path: Path):
+    os.mkfifo(tmp_path / "config.json")
+    (tmp_path / "model.safetensors.index.json").write_bytes(b"damaged")
+    (tmp_path / "model.safetensors").write_bytes(
+        weights({"\ud800": {"dtype": "F16", "data_offsets": [0, 0]}})
+    )
+    result = specpilot("doctor", tmp_path)
+    assert result.returncode == 1, result.stderr
+    assert b"expected a regular file" in result.stdout
+    assert b"F16 in `\\ud800`" in result.stdout
+
+
+def test_doctor_knows_the_architectures_that_loading_does(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}', encoding="utf-8")
+    with pytest.raises(SpecPilotError, match=", ".join(doctor._TARGETS)):
+        LLM(tmp_path, skip_tokenizer_init=True)
+
+
 def test_errors_are_one_line(tmp_path: Path):
     (tmp_path / "bad.txt").write_bytes(b"ab\xff")
     (tmp_path / "bad.jsonl").write_text('{"prompt": "x"}\n{"promt": "y"}\n', encoding="utf-8")
@@ -168,6 +220,81 @@ def test_errors_are_one_line(tmp_path: Path):
     assert "does not exist" in error_of(*demo, "--output-jsonl", tmp_path / "no" / "out.jsonl", "x")
     assert "one of" in error_of(*demo, "--file", tmp_path / "bad.txt", "x")
     assert "JSON object" in error_of("chat", "--demo", "--chat-template-kwargs", "3")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["generate", "--demo", "x", "--output-jsonl", ""], "directory"),
+        (["generate", "--demo", "x", "--output-jsonl", "."], "directory"),
+        (["generate", "--demo", "x", "--output-jsonl", "/"], "directory"),
+        (["generate", "--demo", "x", "--output-jsonl", "n" * 300], "too long"),
+        (["generate", "--demo", "x", "--max-tokens", str(2**64)], "max_tokens"),
+        (["generate", "--model", "~nouser/x", "x"], "~nouser"),
+        (["chat", "--demo", "--chat-template-kwargs", "[" * 50000], "not valid JSON"),
+    ],
+    ids=lambda value: str(value)[-20:],
+)
+def test_odd_arguments_are_one_line_errors(arguments: list[str], part: str):
+    assert part in error_of(*arguments)
+
+
+def test_odd_json_lines(tmp_path: Path):
+    (tmp_path / "deep.jsonl").write_text("[" * 50000, encoding="utf-8")
+    assert "not valid JSON" in error_of("generate", "--demo", "--input-jsonl", tmp_path / "deep.jsonl")
+    (tmp_path / "half.jsonl").write_text('{"id": "\\ud83d", "prompt": "x"}', encoding="utf-8")
+    result = specpilot("generate", "--demo", "--input-jsonl", tmp_path / "half.jsonl")
+    assert json.loads(result.stdout)["id"] == "\ud83d"
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_closed_stdin_is_an_error(command: str):
+    result = subprocess.run(
+        ["sh", "-c", f'"{sys.executable}" -m specpilot_rs.cli {command} --demo <&-'],
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    assert (result.returncode, result.stderr.count(b"\n")) == (2, 1)
+    assert result.stderr.startswith(b"error: stdin")
+
+
+def test_results_keep_what_they_are_written_over(tmp_path: Path):
+    real, link, fifo = tmp_path / "real.jsonl", tmp_path / "link.jsonl", tmp_path / "fifo"
+    real.write_text("old", encoding="utf-8")
+    real.chmod(0o640)
+    link.symlink_to(real)
+    with _writing(_writable(link)) as lines:
+        lines.write(b"new")
+    assert (real.read_bytes(), real.stat().st_mode & 0o777, link.is_symlink()) == (b"new", 0o640, True)
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with _writing(_writable(fifo)) as lines:
+            lines.write(b"piped")
+        assert (os.read(reader, 99), fifo.is_fifo()) == (b"piped", True)
+    finally:
+        os.close(reader)
+    assert _writable(Path("/dev/null")) == Path("/dev/null")
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ZeroDivisionError("bug"), RecursionError("deep")])
+def test_whatever_is_raised_ends_in_an_exit_code(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "_open", fail)
+    monkeypatch.setattr(sys, "argv", ["specpilot", "generate", "--demo", "x"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    stderr = capsys.readouterr().err
+    if isinstance(error, KeyboardInterrupt):
+        assert (end.value.code, stderr.strip()) == (130, "")
+    else:
+        assert (end.value.code, stderr) == (2, f"error: {type(error).__name__}: {error}\n")
 
 
 def test_an_argument_that_is_not_utf8():

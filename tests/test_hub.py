@@ -7,8 +7,10 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from specpilot_rs import LLM
 from specpilot_rs.demo import TARGET_DIR
 from specpilot_rs.errors import CheckpointError, OptionError
 from specpilot_rs.hub import model_directory
@@ -43,6 +45,40 @@ def test_a_revision_of_a_directory_is_refused():
 def test_what_can_be_no_hub_id_is_no_such_directory(name: str):
     with pytest.raises(CheckpointError, match="no such directory"):
         model_directory(name)
+
+
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize("name", ["~nouser/x", "n" * 5000, "a\0b", "./" + "n" * 300, "/proc/1/root\ud800/x"])
+def test_an_impossible_name_is_a_typed_error(name: str):
+    with pytest.raises((CheckpointError, OptionError)):
+        model_directory(name)
+
+
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize("name", [5, None, b"..", ["x"]])
+def test_a_model_is_a_string_or_a_path(name: Any):
+    with pytest.raises(OptionError, match="directory or a hub id"):
+        LLM(name)
+    if name is not None:
+        with pytest.raises(OptionError, match="directory or a hub id"):
+            LLM.demo(tokenizer=name)
+    with pytest.raises(OptionError, match="`model`"):
+        LLM.demo(model=name)
+
+
+@pytest.mark.usefixtures("no_network")
+@pytest.mark.parametrize("revision", [5, "\ud800", b"main"])
+def test_a_revision_is_a_string(revision: Any):
+    with pytest.raises(OptionError, match="`revision`"):
+        model_directory("some-org/some-model", revision)
+
+
+def test_an_unreadable_directory_is_an_error_of_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as root, no mode would refuse
+    with pytest.raises(CheckpointError, match="Permission denied"):
+        model_directory(tmp_path)
 
 
 @pytest.mark.usefixtures("no_network")

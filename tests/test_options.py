@@ -7,10 +7,11 @@ import dataclasses
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 from specpilot_rs import LLM
 from specpilot_rs.errors import OptionError, RequestError
-from specpilot_rs.options import EngineOptions, SamplingParams, SpeculativeConfig, help_of
+from specpilot_rs.options import EngineOptions, SamplingParams, SpeculativeConfig, help_of, shown
 
 
 @pytest.mark.parametrize("options", [EngineOptions, SpeculativeConfig, SamplingParams])
@@ -63,13 +64,50 @@ def test_parameters_are_values():
         ({"stop_token_ids": [-1]}, "stop_token_ids"),
         ({"ignore_eos": 1}, "ignore_eos"),
         ({"stop": "x", "detokenize": False}, "detokenize"),
+        ({"max_tokens": 2**31}, "max_tokens"),
+        ({"max_tokens": 10**5000}, "max_tokens"),
+        ({"min_tokens": 2**64}, "min_tokens"),
+        ({"top_k": 2**64}, "top_k"),
+        ({"seed": 2**64}, "seed"),
+        ({"seed": True}, "seed"),
+        ({"n": True}, "`n`"),
+        ({"temperature": False}, "temperature"),
+        ({"temperature": np.zeros(2)}, "temperature"),
+        ({"logprobs": np.zeros(2)}, "logprobs"),
+        ({"stop": 5}, "stop"),
+        ({"stop": {"a": 1}}, "stop"),
+        ({"stop": "\ud800"}, "stop"),
+        ({"stop_token_ids": 5}, "stop_token_ids"),
+        ({"stop_token_ids": 0}, "stop_token_ids"),
+        ({"stop_token_ids": {1: 2}}, "stop_token_ids"),
+        ({"stop_token_ids": {1}}, "stop_token_ids"),
+        ({"stop_token_ids": [True]}, "stop_token_ids"),
+        ({"stop_token_ids": np.array([1.5])}, "stop_token_ids"),
+        ({"stop_token_ids": np.array([[1]])}, "stop_token_ids"),
+        ({"stop_token_ids": [2**31]}, "stop_token_ids"),
     ],
-    ids=lambda value: str(value),
+    ids=lambda value: ascii(shown(value))[:60],
 )
 def test_what_cannot_be_honoured_is_refused(params: dict[str, Any], part: str):
     with pytest.raises(RequestError, match=part) as raised:
         SamplingParams(**params)
     assert raised.value.code == "request"
+
+
+def test_integers_of_numpy_are_integers():
+    params = SamplingParams(
+        max_tokens=np.int64(3), temperature=np.float64(0), n=np.int32(1), stop_token_ids=np.array([1, 2])
+    )
+    assert params == SamplingParams(max_tokens=3, stop_token_ids=[1, 2])
+    assert type(params.max_tokens) is int
+    assert EngineOptions(num_threads=np.uint8(2)) == EngineOptions(num_threads=2)
+
+
+def test_parameters_go_by_name():
+    with pytest.raises(RequestError, match="by name"):
+        SamplingParams(5)  # type: ignore[misc]
+    with pytest.raises(OptionError, match="by name"):
+        SpeculativeConfig("x")  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -97,8 +135,14 @@ def test_an_unknown_parameter_names_the_nearest(wrong: str, right: str):
         ({"tree_nodes": "32"}, "tree_nodes"),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens"),
         ({"model": 3}, "model"),
+        ({"revision": "\ud800"}, "revision"),
+        ({"tree": ["chain"]}, "tree"),
+        ({"method": 5}, "method"),
+        ({"tree_nodes": 65}, "tree_nodes"),
+        ({"num_speculative_tokens": 2**64}, "num_speculative_tokens"),
+        ({"q_passes": False}, "q_passes"),
     ],
-    ids=lambda value: str(value),
+    ids=lambda value: ascii(value),
 )
 def test_speculation_that_cannot_be_had_is_refused(config: dict[str, Any], part: str):
     with pytest.raises(OptionError, match=part) as raised:
@@ -123,8 +167,15 @@ def test_speculation_must_be_a_mapping():
         ({"device": 0}, "device"),
         ({"profile": "x.toml"}, "profile"),
         ({"num_threads": 0}, "num_threads"),
+        ({"num_threads": 257}, "num_threads"),
+        ({"max_num_seqs": 2**64}, "max_num_seqs"),
+        ({"max_model_len": 2**31}, "max_model_len"),
+        ({"seed": 2**64}, "seed"),
+        ({"gpu_memory_utilization": True}, "gpu_memory_utilization"),
+        ({"dtype": "\ud800"}, "dtype"),
+        ({"skip_tokenizer_init": "yes"}, "skip_tokenizer_init"),
     ],
-    ids=lambda value: str(value),
+    ids=lambda value: ascii(value),
 )
 def test_engine_options_are_checked_before_anything_is_read(options: dict[str, Any], part: str):
     with pytest.raises(OptionError, match=part):

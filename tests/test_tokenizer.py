@@ -148,15 +148,36 @@ def test_the_clock_of_a_template():
     ("template", "message"),
     [
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
-        ("{% if %}", "chat template refused"),
+        ("{% if %}", "if %}' does not compile: TemplateSyntaxError"),
         ("{{ messages.append(1) }}", "chat template"),
         ("{{ ''.__class__.__mro__ }}", "chat template"),
-        ("{{ messages[0].content + 1 }}", "chat template failed"),
+        ("{{ messages[0].content + 1 }}", "failed on the messages: TypeError"),
+        ("{{ " + "(" * 5000 + " }}", "does not compile: RecursionError"),
+        ("{{ \ud800 }}", "chat template"),
+        ("{% set None = 1 %}", "does not compile"),
+        ("{% for x in y recursive %}{{ loop(y) }}{% endfor %}{{ z.a }}", "UndefinedError|undefined"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
     ],
 )
 def test_a_template_that_fails_is_a_request_error(template: str, message: str):
     with pytest.raises(RequestError, match=message):
         DEMO.render_chat(USER, chat_template=template)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"chat_template": 5},
+        {"chat_template": b"{{ x }}"},
+        {"chat_template_kwargs": "abc"},
+        {"chat_template_kwargs": 5},
+        {"chat_template_kwargs": {1: 2}},
+        {"chat_template_kwargs": {"self": 1, "messages": 2}},
+    ],
+)
+def test_chat_options_of_another_form_are_refused(options: dict[str, Any]):
+    with pytest.raises(RequestError, match="chat_template"):
+        DEMO.render_chat(USER, **options)
 
 
 def test_a_template_cannot_change_the_messages():
@@ -210,6 +231,9 @@ def test_a_directory_without_tokenizer_points_to_the_way_out(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
+        ("tokenizer_config.json", "[" * 50000, "not valid JSON"),
+        ("tokenizer_config.json", r'{"eos_token": "\ud800"}', "eos_token"),
+        ("tokenizer.json", "[" * 50000, "not a tokenizer"),
         ("tokenizer.json", "{}", "not a tokenizer"),
         ("tokenizer_config.json", "{", "not valid JSON"),
         ("tokenizer_config.json", "[]", "expected a JSON object"),
@@ -229,6 +253,26 @@ def test_invalid_utf8_names_the_byte():
     assert decode_utf8("\N{EURO SIGN}".encode(), "x") == "\N{EURO SIGN}"
     with pytest.raises(RequestError, match=r"prompt\.txt: expected UTF-8, got byte 0xff at offset 2"):
         decode_utf8(b"ab\xff", "prompt.txt")
+
+
+class PanicException(BaseException):
+    """What the tokenizers library raises when its Rust code panics."""
+
+
+@pytest.mark.parametrize("error", [PanicException("index out of bounds"), Exception("bad merge")])
+def test_failures_of_the_library_are_typed(error: BaseException, tmp_path: Path):
+    class Broken:
+        def encode(self, *_: object, **__: object) -> None:
+            raise error
+
+        decode = encode
+
+    tokenizer = write_tokenizer(tmp_path)
+    tokenizer._model = Broken()  # type: ignore[assignment]
+    with pytest.raises(RequestError, match=f"cannot encode the prompt: {error}"):
+        tokenizer.encode("a")
+    with pytest.raises(RequestError, match=f"cannot decode the tokens: {error}"):
+        tokenizer.decode([2])
 
 
 def test_half_a_surrogate_pair_is_refused():

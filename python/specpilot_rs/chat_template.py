@@ -20,7 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from specpilot_rs.errors import CheckpointError, RequestError
-from specpilot_rs.options import nearest
+from specpilot_rs.options import nearest, shown
 
 
 class GenerationBlock(Extension):
@@ -114,6 +114,8 @@ def choose_template(templates: Mapping[str, str], wanted: str | None) -> str:
         if templates:
             raise RequestError(f"the tokenizer has no default chat template; name one of {sorted(templates)}")
         raise RequestError("the tokenizer has no chat template; pass chat_template or use generate")
+    if not isinstance(wanted, str):
+        raise RequestError(f"chat_template should be a template's name or Jinja source, got {shown(wanted)}")
     if wanted in templates:
         return templates[wanted]
     if "{" in wanted:
@@ -141,10 +143,18 @@ def render(source: str, messages: Sequence[Mapping[str, Any]], variables: Mappin
         if "content" not in message and "tool_calls" not in message:
             near = nearest("content", [str(key) for key in message])
             raise RequestError(f"message {index} has no `content` ({near})")
+    name = f"the chat template {shown(source[:60])}"
     try:
-        return _compile(source).render(messages=[dict(message) for message in messages], **variables)
+        template = _compile(source)
+    except Exception as error:  # jinja2 turns it into Python and compiles that: each stage has its own errors
+        raise RequestError(f"{name} does not compile: {_cause(error)}") from error
+    try:
+        return template.render({**variables, "messages": [dict(message) for message in messages]})
     except TemplateError as error:
-        raise RequestError(f"the chat template refused the messages: {error}") from error
-    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
-        # A template is a program; what it stumbles over in the messages surfaces as Python's own errors.
-        raise RequestError(f"the chat template failed on the messages: {error}") from error
+        raise RequestError(f"{name} refused the messages: {error}") from error
+    except Exception as error:  # a template is a program and may raise whatever one does
+        raise RequestError(f"{name} failed on the messages: {_cause(error)}") from error
+
+
+def _cause(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

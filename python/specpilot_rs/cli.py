@@ -6,17 +6,22 @@ is exit code 130. `--help` loads neither the extension nor numpy: commands impor
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+try:
+    import json
+    import os
+    import stat
+    from collections.abc import Iterator
+    from contextlib import contextmanager
+    from pathlib import Path
+    from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
-from specpilot_rs.options import EngineOptions, SamplingParams, SpeculativeConfig, help_of, request_error
+    import typer
+
+    from specpilot_rs.options import EngineOptions, SamplingParams, SpeculativeConfig, help_of, request_error
+except KeyboardInterrupt:  # `main`, which answers it from then on, is not there yet
+    sys.exit(130)
 
 if TYPE_CHECKING:
     from specpilot_rs.llm import LLM
@@ -99,8 +104,8 @@ def generate(
     if stream and (input_jsonl is not None or output_jsonl is not None):
         raise request_error("--stream writes one completion to stdout; it does not go with JSONL files")
     params = SamplingParams(max_tokens=max_tokens, stop=stop, ignore_eos=ignore_eos)
-    if output_jsonl is not None and not output_jsonl.parent.is_dir():
-        raise request_error(f"{output_jsonl}: its directory does not exist")
+    if output_jsonl is not None:
+        output_jsonl = _writable(output_jsonl)
     llm = _open(
         model,
         demo,
@@ -126,9 +131,9 @@ def generate(
     outputs = llm.generate(prompts, params)
     rows = [{**record, **output.to_dict()} for record, output in zip(records, outputs, strict=True)]
     if output_jsonl is not None:
-        with _replacing(output_jsonl) as lines:
+        with _writing(output_jsonl) as lines:
             for row in rows:
-                lines.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+                lines.write(json.dumps(row).encode() + b"\n")
     elif as_json or input_jsonl is not None:
         for row in rows:
             _write_json(row)
@@ -173,7 +178,7 @@ def chat(
     )
     opening = [] if system is None else [{"role": "system", "content": system}]
     messages = list(opening)
-    interactive = sys.stdin.isatty()
+    interactive = _stdin().isatty()
     for line in _turns(interactive):
         if line == "/exit":
             break
@@ -247,7 +252,9 @@ def doctor(
         _write_json([finding.to_dict() for finding in findings])
     else:
         for finding in findings:
-            typer.echo(f"{finding.level.value:<4} {finding.what}: {finding.message}")
+            line = f"{finding.level.value:<4} {finding.what}: {finding.message}"
+            # Names from damaged files may hold what no terminal can show.
+            typer.echo(line.encode(errors="backslashreplace").decode())
             if finding.fix:
                 typer.echo(f"     fix: {finding.fix}")
     if any(finding.level is Level.FAIL for finding in findings):
@@ -300,9 +307,16 @@ def _read_prompts(prompt: str | None, file: Path | None, input_jsonl: Path | Non
 
     if file is not None:
         return [{"prompt": decode_utf8(_read_bytes(file), str(file))}]
-    if sys.stdin.isatty():
+    if _stdin().isatty():
         raise request_error("no prompt: give PROMPT, --file, --input-jsonl, or pipe one in")
-    return [{"prompt": decode_utf8(sys.stdin.buffer.read(), "stdin")}]
+    return [{"prompt": decode_utf8(_stdin().buffer.read(), "stdin")}]
+
+
+def _stdin() -> TextIO:
+    # Python has no stdin where the caller closed it.
+    if sys.stdin is None:
+        raise request_error("stdin: expected an open stream, got a closed one")
+    return sys.stdin
 
 
 def _read_jsonl(file: Path) -> list[dict[str, Any]]:
@@ -328,14 +342,14 @@ def _prompt_of(record: dict[str, Any]) -> dict[str, Any]:
 def _read_bytes(file: Path) -> bytes:
     try:
         return file.read_bytes()
-    except OSError as error:
-        raise request_error(f"{file}: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        raise request_error(f"{file}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _json_object(text: str, where: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise request_error(f"{where}: not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise request_error(f"{where}: expected a JSON object, got {type(value).__name__}")
@@ -348,7 +362,7 @@ def _turns(interactive: bool) -> Iterator[str]:
     while True:
         if interactive:
             typer.echo("> ", err=True, nl=False)
-        data = sys.stdin.buffer.readline()
+        data = _stdin().buffer.readline()
         if not data:
             return
         line = decode_utf8(data, "stdin").strip()
@@ -382,7 +396,8 @@ def _answer(
 
 
 def _write_json(value: Any) -> None:
-    typer.echo(json.dumps(value, ensure_ascii=False))
+    # ASCII, so that no string (half a surrogate pair) and no terminal can make it fail.
+    typer.echo(json.dumps(value))
 
 
 def _report(outputs: list[RequestOutput], before: str = "") -> None:
@@ -397,14 +412,44 @@ def _report(outputs: list[RequestOutput], before: str = "") -> None:
     )
 
 
+def _writable(path: Path) -> Path:
+    """Returns the file that results for `path` go to: where its symlinks lead, or the path itself.
+
+    Raises:
+        RequestError: Nothing can be written there; better said before decoding than after.
+    """
+    try:
+        if path.is_dir():
+            raise request_error(f"{path}: expected a file to write results to, got a directory")
+        # Devices and pipes keep the name given: where /dev/stdout leads to need not be a name that opens.
+        target = path if path.exists() and not path.is_file() else path.resolve()
+        if not target.parent.is_dir():
+            raise request_error(f"{path}: its directory does not exist")
+        if not os.access(target if target.exists() else target.parent, os.W_OK):
+            raise request_error(f"{path}: may not be written to")
+    except (OSError, RuntimeError, ValueError) as error:  # an impossible name, a loop of symlinks
+        raise request_error(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    return target
+
+
 @contextmanager
-def _replacing(file: Path) -> Iterator[Any]:
-    """Opens a file beside `file` that takes its place at the end: no half-written one is ever there."""
-    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
+def _writing(target: Path) -> Iterator[Any]:
+    """Opens what takes a regular file's place at the end, so that no half-written one is ever there.
+
+    Anything else (a device, a pipe) is written directly, and so is a file whose directory takes no new ones.
+    """
+    exists = target.exists()
+    if exists and not (target.is_file() and os.access(target.parent, os.W_OK)):
+        with target.open("wb") as handle:
+            yield handle
+        return
+    partial = target.with_name(f".specpilot.{os.getpid()}.partial")
     try:
         with partial.open("wb") as handle:
             yield handle
-        partial.replace(file)
+        if exists:
+            partial.chmod(stat.S_IMODE(target.stat().st_mode))
+        partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -420,25 +465,21 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
-        message = _message_of(error)
-        if message is None:
-            raise
-        typer.echo(f"error: {message}", err=True)
+        if type(error).__name__ == "Abort":  # what click makes of Ctrl-C
+            sys.exit(130)
+        typer.echo(f"error: {_message_of(error)}", err=True)
         sys.exit(2)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _message_of(error: Exception) -> str | None:
+def _message_of(error: Exception) -> str:
     # Usage errors come from whichever click typer brings along, so they are known by their method.
     usage = getattr(error, "format_message", None)
-    if usage is not None:
-        return " ".join(str(usage()).split())
-    if type(error).__name__ == "Abort":
-        return "stopped"
+    text = " ".join(str(error if usage is None else usage()).split())
     core = sys.modules.get("specpilot_rs._core")
-    if isinstance(error, OSError) or (core is not None and isinstance(error, core.SpecPilotError)):
-        return " ".join(str(error).split())
-    return None
+    if usage is not None or isinstance(error, OSError) or (core and isinstance(error, core.SpecPilotError)):
+        return text
+    return f"{type(error).__name__}: {text}"
 
 
 if __name__ == "__main__":

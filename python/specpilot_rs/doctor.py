@@ -7,6 +7,7 @@ tensors' shapes.
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import json
 import os
@@ -18,9 +19,17 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from specpilot_rs.options import as_integer, shown
+
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
 _MIN_PYTHON = (3, 11)
+_TARGETS = ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM", "LlamaForCausalLM")
+_DRAFTERS = ("DFlashDraftModel", "DFlash2DraftModel")
+_DTYPES = ("BF16", "F32")
+_PARTS_NOT_READ = ("model.visual.", "mtp.")
+_UNREADABLE = (OSError, ValueError, RecursionError, MemoryError)
+"""What reading a damaged file can raise; the checks themselves raise only `ValueError`."""
 
 
 class Level(Enum):
@@ -109,8 +118,13 @@ def _available_bytes() -> int | None:
 
 
 def _checkpoint(directory: Path) -> Iterator[Finding]:
-    if not directory.is_dir():
-        yield Finding(Level.FAIL, "checkpoint", f"{directory}: no such directory", "download the model first")
+    try:
+        os.listdir(directory)
+        if not os.access(directory, os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except (OSError, ValueError) as error:
+        reason = "no such directory" if isinstance(error, FileNotFoundError) else _reason(error)
+        yield Finding(Level.FAIL, "checkpoint", f"{directory}: {reason}", "download the model first")
         return
     yield _config(directory)
     yield from _weights(directory)
@@ -118,40 +132,66 @@ def _checkpoint(directory: Path) -> Iterator[Finding]:
 
 
 def _json_file(file: Path) -> dict[str, Any]:
-    value = json.loads(file.read_bytes())
+    _require_regular(file)
+    return _json_object(file.read_bytes())
+
+
+def _json_object(data: bytes) -> dict[str, Any]:
+    value = json.loads(data)
     if not isinstance(value, dict):
-        raise ValueError(f"expected an object, got {type(value).__name__}")
+        raise ValueError(f"expected a JSON object, got {type(value).__name__}")
     return value
+
+
+def _require_regular(file: Path) -> None:
+    # Opening a pipe would wait for a writer that never comes.
+    if file.exists() and not file.is_file():
+        raise ValueError(f"{file}: expected a regular file")
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) or type(error).__name__
 
 
 def _config(directory: Path) -> Finding:
     file = directory / "config.json"
     try:
         config = _json_file(file)
-    except (OSError, ValueError) as error:
-        return Finding(Level.FAIL, "config.json", str(error), "download the file again")
-    names = config.get("architectures") or []
-    if not isinstance(names, list) or len(names) != 1:
+    except _UNREADABLE as error:
+        return Finding(Level.FAIL, "config.json", _reason(error), "download the file again")
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         return Finding(
             Level.FAIL,
             "config.json",
-            f"`architectures` should hold one name, got {names!r}",
+            f"`architectures` should be a list of names, got {shown(names)}",
             "download it again",
         )
-    return Finding(Level.OK, "config.json", str(names[0]))
+    known = next((name for name in names if name in _TARGETS or name in _DRAFTERS), None)
+    if known is None:
+        return Finding(
+            Level.FAIL,
+            "config.json",
+            f"architecture {shown(names[0])} is not supported",
+            f"use a model of {', '.join(_TARGETS)} or a drafter of {', '.join(_DRAFTERS)}",
+        )
+    return Finding(Level.OK, "config.json", known)
 
 
 def _weights(directory: Path) -> Iterator[Finding]:
     index, single = directory / "model.safetensors.index.json", directory / "model.safetensors"
-    if index.is_file():
+    weight_map: dict[str, str] = {}
+    if single.exists():  # as in loading, it comes before an index
+        files = [single]
+    elif index.exists():
         try:
-            weight_map = _json_file(index)["weight_map"]
-            files = sorted({directory / str(shard) for shard in weight_map.values()})
-        except (OSError, ValueError, KeyError, AttributeError) as error:
-            yield Finding(Level.FAIL, index.name, f"not an index: {error!r}", "download the file again")
+            weight_map = _weight_map(index)
+        except _UNREADABLE as error:
+            yield Finding(
+                Level.FAIL, index.name, f"not an index: {_reason(error)}", "download the file again"
+            )
             return
-    elif single.is_file():
-        weight_map, files = {}, [single]
+        files = sorted({directory / shard for shard in weight_map.values()})
     else:
         yield Finding(
             Level.FAIL,
@@ -161,14 +201,17 @@ def _weights(directory: Path) -> Iterator[Finding]:
         )
         return
     held: dict[str, str] = {}
+    dtypes: dict[str, str] = {}
     num_bytes = 0
     for file in files:
         try:
-            held |= dict.fromkeys(_tensor_names(file), file.name)
-        except (OSError, ValueError) as error:
-            yield Finding(Level.FAIL, file.name, str(error), "download the file again")
+            found = _tensor_dtypes(file)
+            num_bytes += file.stat().st_size
+        except _UNREADABLE as error:
+            yield Finding(Level.FAIL, file.name, _reason(error), "download the file again")
             return
-        num_bytes += file.stat().st_size
+        held |= dict.fromkeys(found, file.name)
+        dtypes |= found
     astray = [name for name, shard in weight_map.items() if held.get(name) != shard]
     if astray:
         yield Finding(
@@ -176,6 +219,21 @@ def _weights(directory: Path) -> Iterator[Finding]:
             index.name,
             f"{len(astray)} tensor(s) are not in the shard it names, first `{astray[0]}`",
             "download index and shards of one revision",
+        )
+        return
+    others = {
+        name: dtype
+        for name, dtype in dtypes.items()
+        if dtype not in _DTYPES and not name.startswith(_PARTS_NOT_READ)
+    }
+    if others:
+        name, dtype = next(iter(others.items()))
+        yield Finding(
+            Level.FAIL,
+            "weights",
+            f"expected {' or '.join(_DTYPES)}, got {len(others)} tensor(s) of another dtype, "
+            f"first {dtype} in `{name}`",
+            "use the model's BF16 checkpoint",
         )
         return
     yield Finding(
@@ -191,20 +249,44 @@ def _weights(directory: Path) -> Iterator[Finding]:
         )
 
 
-def _tensor_names(file: Path) -> list[str]:
-    """Returns the names in a safetensors file whose header and length agree."""
+def _weight_map(index: Path) -> dict[str, str]:
+    """Returns the shard of each tensor by an index whose shards lie beside it."""
+    weight_map = _json_file(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise ValueError(f"`weight_map` should be an object, got {type(weight_map).__name__}")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or Path(shard).name != shard:
+            raise ValueError(f"the shard of `{name}` should be a file's name, got {shown(shard)}")
+    return weight_map
+
+
+def _tensor_dtypes(file: Path) -> dict[str, str]:
+    """Returns names and dtypes in a safetensors file whose header and length agree."""
+    _require_regular(file)
     size = file.stat().st_size
     with file.open("rb") as handle:
         num_header = int.from_bytes(handle.read(_LENGTH_BYTES), "little")
         if size < _LENGTH_BYTES or num_header > min(size - _LENGTH_BYTES, _MAX_HEADER_BYTES):
             raise ValueError(f"{size} bytes are too few for a safetensors header")
-        header = json.loads(handle.read(num_header))
+        header = _json_object(handle.read(num_header))
     header.pop("__metadata__", None)
-    end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    dtypes, end = {}, 0
+    for name, entry in header.items():
+        dtype, offsets = (
+            (entry.get("dtype"), entry.get("data_offsets")) if isinstance(entry, dict) else (0, 0)
+        )
+        pair = [as_integer(offset) for offset in offsets] if isinstance(offsets, list) else []
+        match pair:
+            case [int(first), int(last)] if isinstance(dtype, str) and 0 <= first <= last:
+                dtypes[name], end = dtype, max(end, last)
+            case _:
+                raise ValueError(
+                    f"the header's `{name}` should have a dtype and two data_offsets, got {shown(entry)}"
+                )
     expected = _LENGTH_BYTES + num_header + end
     if size != expected:
-        raise ValueError(f"expected {expected} bytes by its header, got {size}")
-    return list(header)
+        raise ValueError(f"expected {shown(expected)} bytes by its header, got {size}")
+    return dtypes
 
 
 def _tokenizer(directory: Path) -> Iterator[Finding]:
@@ -215,7 +297,9 @@ def _tokenizer(directory: Path) -> Iterator[Finding]:
     except ImportError:
         return  # reported with the environment
     except Exception as error:
-        yield Finding(Level.WARN, "tokenizer", str(error), "download tokenizer.json, or work with token ids")
+        yield Finding(
+            Level.WARN, "tokenizer", _reason(error), "download tokenizer.json, or work with token ids"
+        )
         return
     yield Finding(Level.OK, "tokenizer", f"{tokenizer.vocab_size} tokens, end token {tokenizer.eos_token_id}")
     if not tokenizer.chat_templates:

@@ -6,11 +6,13 @@ engine reads are fetched. `HF_HUB_OFFLINE`, `HF_HOME` and the access token are h
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from specpilot_rs.errors import CheckpointError, OptionError
+from specpilot_rs.options import is_text, shown
 
 FILES = (
     "config.json",
@@ -39,21 +41,41 @@ def model_directory(
 
     Raises:
         CheckpointError: The directory or repository is not there or cannot be reached.
-        OptionError: A revision is given for a directory, or the name can be neither.
+        OptionError: A revision is given for a directory, the name can be neither, or one is no string.
     """
-    name = os.fspath(model)
-    path = Path(name).expanduser()
-    if name and path.is_dir():
+    name = os.fspath(model) if isinstance(model, os.PathLike) else model
+    if not isinstance(name, str):
+        raise OptionError(f"a model should be a directory or a hub id, got {shown(model)}")
+    if not (revision is None or is_text(revision)):
+        raise OptionError(f"option `revision` should be a string or None, got {shown(revision)}")
+    directory = _local_directory(name) if name else None
+    if directory is not None:
         if revision is not None:
             raise OptionError(f"revision {revision!r} applies to hub ids, but {name} is a local directory")
-        return path.resolve()
-    if name and path.exists():
-        raise CheckpointError(f"{name}: expected a directory with a model's files, got a file")
+        return directory
     if not name or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
         raise CheckpointError(
             f"{name or repr(name)}: no such directory, and not a hub id of the form org/name"
         )
     return _download(name, revision, files)
+
+
+def _local_directory(name: str) -> Path | None:
+    """Returns the directory of this name, or None if nothing has it."""
+    try:
+        path = Path(name).expanduser()
+        if path.is_dir():
+            if not os.access(path, os.X_OK):  # every file in it would seem to be missing
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return path.resolve()
+        found = path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # no permission, an unknown home, a null character
+        raise CheckpointError(
+            f"{shown(name)}: expected a readable directory with a model's files, got: {_line(error)}"
+        ) from error
+    if found:
+        raise CheckpointError(f"{name}: expected a directory with a model's files, got a file")
+    return None
 
 
 def _download(repo_id: str, revision: str | None, files: Sequence[str]) -> Path:

@@ -26,6 +26,8 @@ from specpilot_rs.options import (
     SpeculativeConfig,
     nearest,
     refuse_unknown_options,
+    shown,
+    token_ids_of,
 )
 from specpilot_rs.outputs import RequestOutput, StreamOutput
 from specpilot_rs.running import RunningRequest, RunningRequests, Submission
@@ -91,6 +93,10 @@ class LLM:
             SpecPilotError: Of the class that says what is wrong; no engine is left behind.
         """
         refuse_unknown_options(unknown, _LLM_OPTIONS, "LLM")
+        if not isinstance(skip_tokenizer_init, bool):
+            raise OptionError(
+                f"option `skip_tokenizer_init` should be True or False, got {shown(skip_tokenizer_init)}"
+            )
         if profile is not None:
             raise OptionError(
                 f"option `profile` should be None (profiles are not in this release), got {profile!r}"
@@ -137,6 +143,10 @@ class LLM:
             speculative_config: As for `LLM`; without `model` the bundled DFlash2 drafter is taken.
             **options: Other options of `LLM`.
         """
+        if "model" in options:
+            raise OptionError(
+                "LLM.demo takes no `model`, it loads the bundled one; use LLM(model) for another"
+            )
         if speculative_config is not None:
             config = SpeculativeConfig.of(speculative_config)
             if config.model is None:
@@ -187,6 +197,9 @@ class LLM:
         Raises:
             RequestError: A prompt or parameter cannot be served; nothing was generated.
         """
+        for name, value in (("record_logits", record_logits), ("record_rounds", record_rounds)):
+            if not isinstance(value, bool):
+                raise RequestError(f"`{name}` should be True or False, got {value!r}")
         several = [prompts] if isinstance(prompts, str | Mapping) else _as_list(prompts, "prompts")
         submissions = [
             self._submission(prompt, params, record_logits=record_logits, record_rounds=record_rounds)
@@ -350,15 +363,17 @@ class LLM:
 
     def _checked_ids(self, token_ids: Sequence[int]) -> list[int]:
         vocab_size = int(self._plan["vocab_size"])
-        if isinstance(token_ids, str | bytes | Mapping):
-            raise RequestError(f"prompt_token_ids should be token ids, got {type(token_ids).__name__}")
-        try:
-            checked = [token.__index__() for token in token_ids]
-        except (TypeError, AttributeError) as error:
-            raise RequestError(f"prompt_token_ids should be integers: {error}") from error
+        checked = token_ids_of(token_ids)
+        if checked is None:
+            raise RequestError(
+                "prompt_token_ids should be token ids, a list or array of integers, "
+                f"got {type(token_ids).__name__} {shown(token_ids)}"
+            )
         for index, token in enumerate(checked):
             if not 0 <= token < vocab_size:
-                raise RequestError(f"prompt token {index} is {token}, outside the vocabulary of {vocab_size}")
+                raise RequestError(
+                    f"prompt token {index} is {shown(token)}, outside the vocabulary of {vocab_size}"
+                )
         return checked
 
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeGuard
 
 if TYPE_CHECKING:
     from specpilot_rs.errors import SpecPilotError
@@ -72,8 +74,59 @@ def refuse_unknown_options(given: Iterable[str], valid: Iterable[str], where: st
             raise option_error(f"{where} has no option `{name}`: {nearest(str(name), names)}")
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+MAX_INTEGER = 2**31 - 1
+"""Most that any count may be: far above every real one, and safe in each integer type behind it."""
+_MAX_THREADS = 256
+_MAX_TREE_NODES = 64
+
+_Refuse = Callable[[str, str, object], NoReturn]
+
+
+def as_integer(value: object) -> int | None:
+    """Returns an integer of any library as Python's own, or None for all else, truth values included."""
+    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_") or hasattr(value, "__len__"):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _set_integer(
+    options: object, name: str, least: int, most: int, refuse: _Refuse, *, optional: bool = False
+) -> None:
+    """Checks an integer field of a frozen dataclass and makes it Python's own `int`."""
+    value = getattr(options, name)
+    if optional and value is None:
+        return
+    number = as_integer(value)
+    if number is None or not least <= number <= most:
+        refuse(name, f"an integer in {least}..={most}" + (" or None" if optional else ""), value)
+    object.__setattr__(options, name, number)
+
+
+def shown(value: object) -> str:
+    """Returns a value for an error message: cut short if it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python prints
+        text = f"an {type(value).__name__} too long to print"
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def is_text(value: object) -> TypeGuard[str]:
+    """Says whether a value is a string that UTF-8 can carry, as any but half a surrogate pair is."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,27 +152,36 @@ class EngineOptions:
     def __post_init__(self) -> None:
         """Refuses values whose type Rust could not even read."""
         for name in ("dtype", "device", "weight_format"):
-            _require(isinstance(getattr(self, name), str), name, "a string", getattr(self, name))
-        for name in ("max_model_len", "max_num_seqs", "num_threads"):
-            value = getattr(self, name)
-            optional = value is None and name != "max_num_seqs"
-            _require(optional or (_is_int(value) and value >= 1), name, "an integer of at least 1", value)
-        _require(_is_int(self.seed) and 0 <= self.seed < 2**64, "seed", "an integer in 0..2**64", self.seed)
+            _require(is_text(getattr(self, name)), name, "a string", getattr(self, name))
+        for name, most, optional in (
+            ("max_model_len", MAX_INTEGER, True),
+            ("max_num_seqs", MAX_INTEGER, False),
+            ("num_threads", _MAX_THREADS, True),
+            ("num_speculative_tokens", MAX_INTEGER, True),
+            ("tree_nodes", _MAX_TREE_NODES, True),
+        ):
+            _set_integer(self, name, 1, most, _refuse_option, optional=optional)
+        _set_integer(self, "seed", 0, MAX_INTEGER, _refuse_option)
         share = self.gpu_memory_utilization
         _require(
-            isinstance(share, int | float) and 0 < share <= 1,
+            _is_number(share) and 0 < share <= 1,
             "gpu_memory_utilization",
             "a number above 0 and at most 1",
             share,
         )
 
 
+def _refuse_option(name: str, expected: str, got: object) -> NoReturn:
+    raise option_error(f"option `{name}` should be {expected}, got {shown(got)}")
+
+
 def _require(holds: bool, name: str, expected: str, got: object) -> None:
     if not holds:
-        raise option_error(f"option `{name}` should be {expected}, got {got!r}")
+        _refuse_option(name, expected, got)
 
 
 def _require_choice(name: str, value: str | None, ready: Sequence[str], planned: Sequence[str]) -> None:
+    _require(value is None or is_text(value), name, "a string", value)
     if value is None or value in ready:
         return
     if value in planned:
@@ -144,8 +206,12 @@ class SpeculativeConfig:
         "auto", "auto (use a tuned profile where one is known; this release knows none) or off."
     )
 
-    def __new__(cls, **options: Any) -> Self:
+    def __new__(cls, *positional: Any, **options: Any) -> Self:
         """Refuses unknown options before the dataclass sees them."""
+        if positional:
+            raise option_error(
+                f"SpeculativeConfig takes options by name, as in model=...; got {shown(positional[0])}"
+            )
         refuse_unknown_options(options, cls.__dataclass_fields__, "speculative_config")
         return super().__new__(cls)
 
@@ -153,19 +219,21 @@ class SpeculativeConfig:
         """Refuses what no model could honour."""
         _require_choice("method", self.method, METHODS, METHODS_PLANNED)
         _require_choice("tree", self.tree, TREES, TREES_PLANNED)
+        if isinstance(self.model, os.PathLike):
+            object.__setattr__(self, "model", os.fspath(self.model))
         for name in ("model", "revision"):
             value = getattr(self, name)
-            _require(value is None or isinstance(value, str), name, "a string", value)
-        for name in ("num_speculative_tokens", "tree_nodes"):
-            value = getattr(self, name)
-            _require(
-                value is None or (_is_int(value) and value >= 1), name, "an integer of at least 1", value
-            )
+            _require(value is None or is_text(value), name, "a string", value)
+        _set_integer(self, "num_speculative_tokens", 1, MAX_INTEGER, _refuse_option, optional=True)
+        _set_integer(self, "tree_nodes", 1, _MAX_TREE_NODES, _refuse_option, optional=True)
         _require(
-            self.q_passes == 0, "q_passes", "0 (two-stage verification is not in this release)", self.q_passes
+            as_integer(self.q_passes) == 0,
+            "q_passes",
+            "0 (two-stage verification is not in this release)",
+            self.q_passes,
         )
         _require(
-            self.tuning in ("auto", "off"),
+            isinstance(self.tuning, str) and self.tuning in ("auto", "off"),
             "tuning",
             '"auto" or "off" (profiles are not in this release)',
             self.tuning,
@@ -232,8 +300,12 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = _option(None, "Not in this release.")
     bad_words: Sequence[str] | None = _option(None, "Not in this release.")
 
-    def __new__(cls, **params: Any) -> Self:
+    def __new__(cls, *positional: Any, **params: Any) -> Self:
         """Refuses unknown parameters before the dataclass sees them."""
+        if positional:
+            raise request_error(
+                f"SamplingParams takes parameters by name, as in max_tokens=16; got {shown(positional[0])}"
+            )
         for name in params:
             if name not in cls.__dataclass_fields__:
                 raise request_error(
@@ -244,35 +316,34 @@ class SamplingParams:
     def __post_init__(self) -> None:
         """Brings sequences to tuples and refuses what cannot be honoured."""
         for name, (only, reason) in _NOT_YET.items():
-            if getattr(self, name) != only:
-                _refuse(name, f"{only!r} ({reason})", getattr(self, name))
-        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        if not all(isinstance(text, str) and text for text in stops):
-            _refuse("stop", "a non-empty string or several", self.stop)
-        ids = tuple(self.stop_token_ids or ())
-        if not all(_is_int(token) and 0 <= token < 2**32 for token in ids):
-            _refuse("stop_token_ids", "token ids", self.stop_token_ids)
+            value = getattr(self, name)
+            if not _is_same(value, only):
+                _refuse(name, f"{only!r} ({reason})", value)
+        if not (self.stop is None or isinstance(self.stop, str | Sequence)):
+            _refuse("stop", "a string or a list of strings", self.stop)
+        stops = self.stop_strings
+        if not all(is_text(text) and text for text in stops):
+            _refuse("stop", "a non-empty string of valid Unicode or several", self.stop)
+        ids = token_ids_of(() if self.stop_token_ids is None else self.stop_token_ids)
+        if ids is None or not all(0 <= token <= MAX_INTEGER for token in ids):
+            _refuse("stop_token_ids", "a list of token ids", self.stop_token_ids)
         object.__setattr__(self, "stop", stops)
-        object.__setattr__(self, "stop_token_ids", ids)
+        object.__setattr__(self, "stop_token_ids", tuple(ids))
         self._check_ranges()
         if stops and not self.detokenize:
             _refuse("detokenize", "True when stop strings are given", self.detokenize)
 
     def _check_ranges(self) -> None:
-        if self.max_tokens is not None and not (_is_int(self.max_tokens) and self.max_tokens >= 1):
-            _refuse("max_tokens", "an integer of at least 1, or None", self.max_tokens)
-        if not (_is_int(self.min_tokens) and self.min_tokens >= 0):
-            _refuse("min_tokens", "an integer of at least 0", self.min_tokens)
+        _set_integer(self, "max_tokens", 1, MAX_INTEGER, _refuse, optional=True)
+        _set_integer(self, "min_tokens", 0, MAX_INTEGER, _refuse)
+        _set_integer(self, "top_k", -1, MAX_INTEGER, _refuse)
+        _set_integer(self, "seed", -MAX_INTEGER, MAX_INTEGER, _refuse, optional=True)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             _refuse("min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)
         if not (_is_number(self.top_p) and 0 < self.top_p <= 1):
             _refuse("top_p", "above 0 and at most 1", self.top_p)
-        if not (_is_int(self.top_k) and self.top_k >= -1):
-            _refuse("top_k", "an integer of at least 1, or 0 or -1 for all", self.top_k)
         if not (_is_number(self.min_p) and 0 <= self.min_p <= 1):
             _refuse("min_p", "in 0..1", self.min_p)
-        if not (self.seed is None or _is_int(self.seed)):
-            _refuse("seed", "an integer or None", self.seed)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"):
             if not isinstance(getattr(self, name), bool):
                 _refuse(name, "True or False", getattr(self, name))
@@ -283,9 +354,29 @@ class SamplingParams:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def token_ids_of(items: object) -> list[int] | None:
+    """Returns the integers of a list, a tuple or an integer array, or None for anything else."""
+    if isinstance(items, str | bytes | bytearray) or not isinstance(items, Sequence):
+        shape = getattr(items, "shape", None)
+        if not isinstance(shape, tuple) or len(shape) != 1:
+            return None
+    ids = []
+    for item in items:  # type: ignore[attr-defined]
+        number = as_integer(item)
+        if number is None:
+            return None
+        ids.append(number)
+    return ids
+
+
+def _is_same(value: object, only: object) -> bool:
+    # Types first: True == 1, and comparing an array gives no single answer.
+    if only is None or isinstance(only, bool):
+        return value is only
+    if isinstance(only, int):
+        return as_integer(value) == only
+    return as_integer(value) == only or (_is_number(value) and value == only)
 
 
 def _refuse(name: str, expected: str, got: object) -> NoReturn:
-    raise request_error(f"sampling parameter `{name}` should be {expected}, got {got!r}")
+    raise request_error(f"sampling parameter `{name}` should be {expected}, got {shown(got)}")

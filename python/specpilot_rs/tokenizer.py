@@ -10,14 +10,16 @@ A prompt gets one beginning-of-sequence token at most: a text that already start
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as TokenizerModel
 
 from specpilot_rs import chat_template as templates
-from specpilot_rs.errors import CheckpointError, RequestError
+from specpilot_rs.errors import CheckpointError, RequestError, SpecPilotError
+from specpilot_rs.options import is_text, shown
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
@@ -41,6 +43,18 @@ def decode_utf8(data: bytes, source: str) -> str:
         ) from error
 
 
+@contextmanager
+def _library_errors(kind: type[SpecPilotError], what: str) -> Iterator[None]:
+    """Makes errors of the tokenizers library, bare exceptions and panics, errors of a kind of ours."""
+    try:
+        yield
+    except BaseException as error:
+        # A panic derives from BaseException, and its class can only be known by name.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise kind(f"{what}: {error}") from error
+
+
 class Tokenizer:
     """The tokenizer of one checkpoint."""
 
@@ -59,15 +73,18 @@ class Tokenizer:
                 f"{directory}: expected tokenizer.json, found none; pass tokenizer=DIRECTORY, or "
                 "skip_tokenizer_init=True to work with token ids only"
             )
-        try:
+        with _library_errors(CheckpointError, f"{file}: not a tokenizer"):
             self._model = TokenizerModel.from_file(str(file))
-        except Exception as error:  # the library raises bare Exception
-            raise CheckpointError(f"{file}: not a tokenizer: {error}") from error
         # Settings for training batches, which published files may carry, would cut or fill prompts.
         self._model.no_truncation()
         self._model.no_padding()
         config = _read_json(directory / "tokenizer_config.json")
         self.special_tokens = {name: text for name in _SPECIAL if (text := _token_text(config.get(name)))}
+        for name, text in self.special_tokens.items():
+            if not is_text(text):
+                raise CheckpointError(
+                    f"{directory / 'tokenizer_config.json'}: `{name}` should be valid Unicode, got {text!r}"
+                )
         self.chat_templates = templates.read_templates(directory, config)
 
     @property
@@ -107,13 +124,14 @@ class Tokenizer:
             ) from error
         bos = self.special_tokens.get("bos_token")
         starts_with_bos = bool(bos) and text.startswith(str(bos))
-        return list(
-            self._model.encode(text, add_special_tokens=add_special_tokens and not starts_with_bos).ids
-        )
+        with _library_errors(RequestError, "the tokenizer cannot encode the prompt"):
+            encoding = self._model.encode(text, add_special_tokens=add_special_tokens and not starts_with_bos)
+        return list(encoding.ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Returns the text of tokens; bytes that are no UTF-8 become U+FFFD."""
-        return str(self._model.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+        with _library_errors(RequestError, "the tokenizer cannot decode the tokens"):
+            return str(self._model.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def render_chat(
         self,
@@ -135,6 +153,11 @@ class Tokenizer:
             RequestError: There is no template, or it refuses the messages.
         """
         source = templates.choose_template(self.chat_templates, chat_template)
+        if not (chat_template_kwargs is None or isinstance(chat_template_kwargs, Mapping)):
+            raise RequestError(f"chat_template_kwargs should be a mapping, got {shown(chat_template_kwargs)}")
+        for key in chat_template_kwargs or {}:
+            if not isinstance(key, str):
+                raise RequestError(f"chat_template_kwargs should have names as keys, got {shown(key)}")
         variables: dict[str, Any] = {
             **self.special_tokens,
             "tools": None,
@@ -203,7 +226,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{file}: expected a JSON object, got {type(value).__name__}")
