@@ -94,7 +94,7 @@ fn sequence_memory_is_that_worked_out_by_hand() {
         let (cuda, host) = (footprint(Backend::Cuda), footprint(Backend::Host));
         assert_eq!(cuda.kv_page, 64 * kv_per_token, "{name}");
         assert_eq!(host.kv_page, 2 * cuda.kv_page);
-        assert_eq!(cuda.gdn_slot.states, 3 * state_mib << 20);
+        assert_eq!(cuda.gdn_slot.states, (3 * state_mib) << 20);
         assert_eq!(host.gdn_slot.states, cuda.gdn_slot.states);
         assert_eq!(cuda.gdn_slot.conv, history_bytes / 3 * 4);
         assert_eq!(host.gdn_slot.conv, 2 * cuda.gdn_slot.conv);
