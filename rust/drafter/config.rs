@@ -324,9 +324,7 @@ fn layers(keys: &Keys<'_>) -> Result<Vec<DraftLayerConfig>, ConfigError> {
     let root = &keys.root;
     let num_layers = root.size("num_hidden_layers")?;
     if num_layers > MAX_LAYERS {
-        return Err(root
-            .invalid("num_hidden_layers", format!("at most {MAX_LAYERS}"))
-            .into());
+        return Err(root.invalid("num_hidden_layers", format!("at most {MAX_LAYERS}")));
     }
     let causal = match root.optional_flag("is_causal")? {
         Some(causal) => Some(causal),
