@@ -252,3 +252,7 @@ def test_weights_that_are_no_numbers_are_told(tmp_path: Path):
     llm = LLM(str(directory))
     with pytest.raises(RequestError, match="finite"):
         llm.generate("The")
+    # The failed step gave everything back.
+    assert not llm._engine.has_unfinished()
+    plan = llm._engine.describe()
+    assert plan["num_free_kv_pages"] == plan["num_kv_pages"]

@@ -65,3 +65,31 @@ def test_pooled_tau_is_the_golden_one(drafted, report):
     want = GOLDEN["tau_chain"][method]
     report(f"{method}: chain tau {tau:.3f} over {len(rounds)} golden rounds (expected {want:.3f})")
     assert abs(tau - want) <= 0.02
+
+
+# Tokens per pass of best-first trees on the same prompts in an independent replay (PyTorch, fp32). It counts
+# nodes without the root and stops 20 tokens before the end (the table in tests/fixtures/demo/README.md).
+REPLAYED_TREES = [
+    ("dflash", "ddtree", 16, 3.22),
+    ("dflash", "ddtree", 32, 3.53),
+    ("dflash2", "conditional", 16, 4.84),
+    ("dflash2", "conditional", 32, 5.36),
+]
+
+
+@pytest.mark.parametrize(("method", "tree", "num_nodes", "expected"), REPLAYED_TREES)
+def test_trees_accept_what_an_independent_replay_accepts(method, tree, num_nodes, expected, report):
+    config = {"model": str(DRAFTERS[method]), "tree": tree, "tree_nodes": num_nodes + 1}
+    llm = LLM(str(BUNDLED / "target"), speculative_config=config)
+    prompts = [{"prompt_token_ids": case["prompt_ids"]} for case in GOLDEN["cases"]]
+    params = SamplingParams(max_tokens=96, ignore_eos=True)
+    outputs = llm.generate(prompts, params, use_tqdm=False, record_rounds=True)
+    num_accepted = [
+        drafting.num_accepted
+        for output in outputs
+        for drafting in output.rounds
+        if drafting.anchor_position < len(output.prompt_token_ids) + 96 - 20
+    ]
+    tau = 1 + sum(num_accepted) / len(num_accepted)
+    report(f"{method} {tree} of {num_nodes} nodes: tau {tau:.3f} (replayed {expected})")
+    assert tau == pytest.approx(expected, abs=0.1)

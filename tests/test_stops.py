@@ -1,9 +1,14 @@
 """Where a request ends must not depend on speculation: every kind of stop, against plain decoding."""
 
 import dataclasses
+import json
+import shutil
 
+import numpy as np
 import pytest
-from specpilot_rs import LLM, SamplingParams
+from specpilot_rs import LLM, SamplingParams, _core
+from specpilot_rs.demo import DFLASH2_DIR, TARGET_DIR
+from specpilot_rs.options import EngineOptions
 
 from .conftest import FIXTURES
 
@@ -94,6 +99,53 @@ def test_min_tokens(plain_llm, speculative, prompts, min_tokens):
         ids = output.outputs[0].token_ids
         assert len(ids) >= min_tokens
         assert 0 not in ids[:min_tokens]
+
+
+def test_min_tokens_lets_go_exactly_there(plain_llm, speculative, prompts):
+    """A stop id at output index k may be chosen with min_tokens = k, and may not with k + 1."""
+    free = plain_llm.generate(prompts, SamplingParams(max_tokens=100), use_tqdm=False)
+    ended = [(p, o) for p, o in zip(prompts, free, strict=True) if o.outputs[0].finish_reason == "stop"]
+    for prompt, output in ended[:4]:
+        ids = output.outputs[0].token_ids
+        for llm in (plain_llm, speculative):
+            for min_tokens, same in ((len(ids) - 1, True), (len(ids), False)):
+                params = SamplingParams(max_tokens=len(ids), min_tokens=min_tokens)
+                again = llm.generate([prompt], params, use_tqdm=False)[0].outputs[0].token_ids
+                assert again[:-1] == ids[:-1]
+                assert (again[-1] == ids[-1]) == same
+
+
+def test_end_tokens_of_the_tokenizer_count(free_runs):
+    """An id that only the tokenizer names as its end is an end token too."""
+    ids = free_runs[0].outputs[0].token_ids
+    options = EngineOptions(extra_eos_token_ids=(ids[9],))
+    engine = _core.Engine(model=str(TARGET_DIR), drafter=None, options=options)
+    request = engine.add_request(free_runs[0].prompt_token_ids, SamplingParams(max_tokens=100), False, False)
+    while engine.has_unfinished():
+        engine.step()
+    output = engine.take_output(request)
+    assert output.token_ids == ids[: ids.index(ids[9]) + 1]
+    assert (output.finish_reason, output.stop_token_id) == ("stop", None)
+
+
+@pytest.mark.parametrize("config", [None, {"method": "dflash2"}], ids=["plain", "speculative"])
+def test_suppressed_tokens_never_come(config, tmp_path, prompts, free_runs):
+    """`suppress_tokens` of generation_config.json: the next best token is taken, with and without trees."""
+    ids = free_runs[0].outputs[0].token_ids
+    banned = sorted({ids[0], ids[5], 0})
+    directory = tmp_path / "target"
+    shutil.copytree(TARGET_DIR, directory)
+    path = directory / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "suppress_tokens": banned}))
+    speculative_config = config and {**config, "model": str(DFLASH2_DIR)}
+    llm = LLM(str(directory), speculative_config=speculative_config)
+    params = SamplingParams(max_tokens=40)
+    output = llm.generate([prompts[0]], params, use_tqdm=False, record_logits=True)[0]
+    got = output.outputs[0].token_ids
+    assert not set(got) & set(banned)
+    allowed = output.record.logits.copy()
+    allowed[:, banned] = -np.inf
+    assert got == allowed.argmax(1).tolist()
 
 
 @pytest.mark.parametrize("include", [False, True])

@@ -120,3 +120,67 @@ fn batch_entry(index: usize, request: &Request, rows: usize) -> Option<BatchEntr
         work,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::{RequestDefaults, SamplingParams};
+
+    fn submit(scheduler: &mut Scheduler, id: RequestId) {
+        let params = SamplingParams {
+            max_tokens: Some(4),
+            min_tokens: 0,
+            ignore_eos: true,
+            stop_token_ids: vec![],
+        };
+        let defaults = RequestDefaults {
+            max_model_len: 64,
+            ..RequestDefaults::default()
+        };
+        scheduler.submit(Request::new(id, vec![1, 2, 3], &params, &defaults));
+    }
+
+    #[test]
+    fn requests_are_admitted_in_order_as_slots_come_free() {
+        let mut scheduler = Scheduler::default();
+        for id in 0..4 {
+            submit(&mut scheduler, id);
+        }
+        let mut free = vec![1, 0];
+        let batch = scheduler.next_batch(64, 8, |_| free.pop());
+        assert_eq!(batch.entries.len(), 2);
+        assert_eq!(scheduler.ids(), [0, 1, 2, 3]);
+
+        scheduler.running_mut()[0].state = State::Finished(FinishReason::Stop);
+        assert_eq!(scheduler.take_finished()[0].id, 0);
+        let mut free = vec![0];
+        scheduler.next_batch(64, 8, |_| free.pop());
+        let running: Vec<_> = scheduler.running_mut().iter().map(|r| r.id).collect();
+        assert_eq!(running, [1, 2]);
+    }
+
+    #[test]
+    fn whoever_was_left_out_goes_first() {
+        let mut scheduler = Scheduler::default();
+        for id in 0..3 {
+            submit(&mut scheduler, id);
+        }
+        let mut slot = 0..3;
+        let indices = |batch: Batch| batch.entries.iter().map(|e| e.index).collect::<Vec<_>>();
+        assert_eq!(indices(scheduler.next_batch(6, 8, |_| slot.next())), [0, 1]);
+        assert_eq!(indices(scheduler.next_batch(6, 8, |_| None)), [2, 0]);
+    }
+
+    #[test]
+    fn an_aborted_request_leaves_and_names_its_slot() {
+        let mut scheduler = Scheduler::default();
+        submit(&mut scheduler, 7);
+        submit(&mut scheduler, 8);
+        let mut free = vec![3];
+        scheduler.next_batch(64, 8, |_| free.pop());
+        let (request, slot) = scheduler.abort(7).unwrap();
+        assert_eq!((request.id, slot), (7, Some(3)));
+        assert_eq!(scheduler.abort(8).unwrap().1, None);
+        assert!(scheduler.abort(9).is_none() && scheduler.is_idle());
+    }
+}
