@@ -13,7 +13,7 @@ use crate::kernels::tree_attention::KV_BLOCK;
 use crate::model::config::ModelConfig;
 use crate::model::decoder::Decoder;
 use crate::model::weights::DecoderWeights;
-use crate::options::EngineOptions;
+use crate::options::{EngineOptions, WeightFormat};
 use crate::plan::{EnginePlan, layer_caches};
 use crate::request::{
     FinishReason, Request, RequestDefaults, RequestId, SamplingParams, ScoreRecord, State,
@@ -21,7 +21,7 @@ use crate::request::{
 use crate::scheduler::queue::Scheduler;
 use crate::step::decode_step::{ModelPair, decode_step};
 use crate::stream::StepEvent;
-use crate::weights::checkpoint::Checkpoint;
+use crate::weights::checkpoint::{Checkpoint, Verification};
 
 /// A loaded deployment that serves requests.
 pub struct Engine {
@@ -29,6 +29,7 @@ pub struct Engine {
     plan: EnginePlan,
     scheduler: Scheduler,
     defaults: RequestDefaults,
+    verification: Verification,
     finished: HashMap<RequestId, Request>,
     /// Events of requests that moved while a score was computed.
     pending_events: Vec<StepEvent>,
@@ -89,7 +90,10 @@ impl Engine {
             }
             .into());
         }
-        let weights = DecoderWeights::load(&Checkpoint::open(model)?, &config)?;
+        let checkpoint = Checkpoint::open(model)?;
+        let format = WeightFormat::named(&options.weight_format)?;
+        let weights = DecoderWeights::load(&checkpoint, &config, format)?;
+        let verification = checkpoint.verification();
         let plan = EnginePlan::resolve(options, &config, drafter.as_deref(), available_bytes())?;
         let gdn_shape = config.gdn.as_ref().map(|gdn| GdnShape {
             num_key_heads: gdn.num_key_heads,
@@ -128,6 +132,7 @@ impl Engine {
             plan,
             scheduler: Scheduler::default(),
             defaults,
+            verification,
             finished: HashMap::new(),
             pending_events: Vec::new(),
             next_id: 0,
@@ -147,6 +152,11 @@ impl Engine {
     /// The target with its weights.
     pub fn target(&self) -> &Decoder {
         &self.pair.target
+    }
+
+    /// What proving the target's weights took at load; nothing is proved of a plain BF16 checkpoint.
+    pub fn verification(&self) -> Verification {
+        self.verification
     }
 
     /// Where the engine computes.

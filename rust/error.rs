@@ -239,6 +239,92 @@ pub enum CheckpointError {
         /// Dtype in the file.
         got: String,
     },
+    /// A W12 file of a format that this crate does not read.
+    #[error("{file}: W12 format version should be {expected}, got {got}; it may need a newer release")]
+    FormatVersion {
+        /// The file.
+        file: PathBuf,
+        /// The version that is read.
+        expected: u32,
+        /// The version of the file.
+        got: String,
+    },
+    /// A W12 file's metadata is not what the format says.
+    #[error("{file}: the metadata of a W12 file is damaged: {reason}")]
+    W12Metadata {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A W12 file lists a tensor that it does not hold, or not whole.
+    #[error("{file}: tensor `{tensor}` should be stored here, but `{missing}` is missing")]
+    MissingPart {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The stored tensor that is not there.
+        missing: String,
+    },
+    /// The parts of a W12 tensor do not fit together.
+    #[error("{file}: tensor `{tensor}`: {source}")]
+    W12 {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What the codec said.
+        source: W12Error,
+    },
+    /// The bits of a tensor are not those that were converted.
+    #[error("{file}: tensor `{tensor}` should have SHA-256 {expected}, got {got}: the file is damaged")]
+    Checksum {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Digest of the source's bytes.
+        expected: String,
+        /// Digest of the bytes read or decoded.
+        got: String,
+    },
+    /// Encoding and decoding a tensor did not give its bits back: a bug, caught before any harm.
+    #[error("{file}: tensor `{tensor}` does not survive W12 encoding bit for bit (please report it)")]
+    RoundTrip {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+    /// A checkpoint to be converted is converted already.
+    #[error("{file}: tensor `{tensor}` is W12 already; convert the BF16 checkpoint")]
+    AlreadyConverted {
+        /// The file.
+        file: PathBuf,
+        /// A W12 tensor.
+        tensor: String,
+    },
+    /// The place for a converted checkpoint is not free.
+    #[error("{dir}: expected no such directory or an empty one, but it holds {holds}")]
+    OutputTaken {
+        /// The directory.
+        dir: PathBuf,
+        /// What is there.
+        holds: String,
+    },
+    /// The caller stopped a conversion.
+    #[error(
+        "{dir}: the conversion was stopped after {done} of {total} tensors; the same call goes on from the last whole shard"
+    )]
+    Stopped {
+        /// The directory to be written.
+        dir: PathBuf,
+        /// Tensors done.
+        done: usize,
+        /// Tensors of the checkpoint.
+        total: usize,
+    },
 }
 
 /// Errors of interpreting a `config.json`.
@@ -266,6 +352,16 @@ pub enum ConfigError {
         /// The file.
         file: PathBuf,
         /// Supported names, comma-separated.
+        expected: String,
+        /// Name in the file.
+        got: String,
+    },
+    /// A drafter stands where a target is wanted.
+    #[error("{file}: `{got}` is a drafter, expected a target ({expected}); drafters go into speculative_config")]
+    DrafterAsTarget {
+        /// The file.
+        file: PathBuf,
+        /// Supported targets, comma-separated.
         expected: String,
         /// Name in the file.
         got: String,

@@ -46,7 +46,7 @@ fn target() -> &'static Target {
         let config = ModelConfig::read(&demo_target()).unwrap();
         let checkpoint = Checkpoint::open(&demo_target()).unwrap();
         Target {
-            weights: DecoderWeights::load(&checkpoint, &config).unwrap(),
+            weights: DecoderWeights::load(&checkpoint, &config, WeightFormat::Auto).unwrap(),
             config,
             device: Device::host(None).unwrap(),
         }

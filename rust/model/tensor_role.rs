@@ -88,10 +88,20 @@ impl WeightNames {
 
     /// Name and shape of every tensor that a decoder of `config` reads.
     pub fn tensors(&self, config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
-        let mut tensors = Vec::new();
-        let mut add = |role: Role, layer| {
-            tensors.push((self.name(role, layer), role.shape(config)));
-        };
+        let place = |(role, layer): (Role, usize)| (self.name(role, layer), role.shape(config));
+        self.places(config).into_iter().map(place).collect()
+    }
+
+    /// Name of every linear layer of a decoder of `config`: what a compressed checkpoint compresses.
+    pub fn linear_layers(&self, config: &ModelConfig) -> Vec<String> {
+        let places = self.places(config).into_iter();
+        let linear = places.filter(|(role, _)| role.is_linear_layer());
+        linear.map(|(role, layer)| self.name(role, layer)).collect()
+    }
+
+    fn places(&self, config: &ModelConfig) -> Vec<(Role, usize)> {
+        let mut places = Vec::new();
+        let mut add = |role: Role, layer| places.push((role, layer));
         add(Role::Embed, 0);
         add(Role::FinalNorm, 0);
         if !config.tie_word_embeddings {
@@ -111,11 +121,40 @@ impl WeightNames {
                 }
             }
         }
-        tensors
+        places
     }
 }
 
 impl TensorRole {
+    /// Whether the tensor is a matrix that a layer multiplies by. Embedding and LM head belong to no layer.
+    pub fn is_linear_layer(self) -> bool {
+        match self {
+            Self::GateProj
+            | Self::UpProj
+            | Self::DownProj
+            | Self::QProj
+            | Self::KProj
+            | Self::VProj
+            | Self::OProj
+            | Self::GdnInProjQkv
+            | Self::GdnInProjZ
+            | Self::GdnInProjA
+            | Self::GdnInProjB
+            | Self::GdnOutProj => true,
+            Self::Embed
+            | Self::FinalNorm
+            | Self::LmHead
+            | Self::InputNorm
+            | Self::PostAttentionNorm
+            | Self::QNorm
+            | Self::KNorm
+            | Self::GdnConv
+            | Self::GdnALog
+            | Self::GdnDtBias
+            | Self::GdnNorm => false,
+        }
+    }
+
     fn name_in_layer(self) -> &'static str {
         match self {
             Self::Embed | Self::FinalNorm | Self::LmHead => "",

@@ -4,6 +4,7 @@ mod engine;
 mod errors;
 mod kernels;
 mod outputs;
+mod weights;
 
 use pyo3::prelude::*;
 
@@ -25,4 +26,6 @@ mod core_module {
     use super::kernels::kernels_module;
     #[pymodule_export]
     use super::outputs::{EngineMetrics, EngineOutput, RoundRecord, ScoreRecord, StepEvent};
+    #[pymodule_export]
+    use super::weights::{convert_weights, inspect_weights};
 }

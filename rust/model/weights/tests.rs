@@ -29,7 +29,7 @@ fn model_dir(case: &str) -> PathBuf {
 
 fn load(dir: &Path) -> Result<(ModelConfig, DecoderWeights)> {
     let config = ModelConfig::read(dir)?;
-    let weights = DecoderWeights::load(&Checkpoint::open(dir)?, &config)?;
+    let weights = DecoderWeights::load(&Checkpoint::open(dir)?, &config, WeightFormat::Auto)?;
     Ok((config, weights))
 }
 
@@ -74,7 +74,7 @@ fn every_tensor_of_every_fixture_lands_where_it_belongs() {
             assert_eq!(rows(got), raw(&tensors, name), "{case} {name}");
         };
         same_matrix(
-            &Linear::from_packed(weights.embed.clone()),
+            &Linear::Bf16(weights.embed.clone()),
             "embed_tokens.weight",
         );
         assert_eq!(weights.lm_head.is_none(), config.tie_word_embeddings);
