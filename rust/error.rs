@@ -241,6 +241,67 @@ pub enum CheckpointError {
     },
 }
 
+/// Errors of the parts of a W12 matrix: they are not what the encoder makes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum W12Error {
+    /// A shape without weights, or of more than can be addressed.
+    #[error(
+        "W12 matrix of shape [{out_features}, {in_features}]: expected at least one weight and fewer bytes than can be addressed"
+    )]
+    Shape {
+        /// Output channels.
+        out_features: usize,
+        /// Length of a row.
+        in_features: usize,
+    },
+    /// A part is longer or shorter than the shape and the counts say.
+    #[error("W12 part `{part}` should hold {expected} elements, got {got}")]
+    Length {
+        /// The part.
+        part: &'static str,
+        /// Elements by shape and counts.
+        expected: usize,
+        /// Elements there.
+        got: usize,
+    },
+    /// A super-tile counts more escapes than it has weights.
+    #[error("W12 super-tile {tile} should count at most {expected} escapes, got {got}")]
+    Count {
+        /// The super-tile.
+        tile: usize,
+        /// Weights of a super-tile.
+        expected: u16,
+        /// The count.
+        got: u16,
+    },
+    /// A channel's exponent base is out of range.
+    #[error("W12 base of channel {channel} should be in {expected:?}, got {got}")]
+    Base {
+        /// The channel.
+        channel: usize,
+        /// Bases allowed.
+        expected: std::ops::RangeInclusive<u8>,
+        /// The base.
+        got: u8,
+    },
+    /// An escape entry that the encoder would not write.
+    #[error("W12 escape {entry:#010x} of super-tile {tile}: {reason}")]
+    Escape {
+        /// The super-tile.
+        tile: usize,
+        /// The entry.
+        entry: u32,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// Padding that is not code 0.
+    #[error("W12 super-tile {tile} should be padded with code 0, got another")]
+    Padding {
+        /// The super-tile.
+        tile: usize,
+    },
+}
+
 /// Errors of interpreting a `config.json`.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {

@@ -3,6 +3,7 @@
 pub mod checkpoint;
 mod edit_distance;
 pub mod linear;
+pub mod w12;
 
 #[cfg(test)]
 pub(crate) mod raw_safetensors;
