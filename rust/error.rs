@@ -240,7 +240,9 @@ pub enum CheckpointError {
         got: String,
     },
     /// A W12 file of a format that this crate does not read.
-    #[error("{file}: W12 format version should be {expected}, got {got}; it may need a newer release")]
+    #[error(
+        "{file}: W12 format version should be {expected}, got {got}; it may need a newer release"
+    )]
     FormatVersion {
         /// The file.
         file: PathBuf,
@@ -278,7 +280,9 @@ pub enum CheckpointError {
         source: W12Error,
     },
     /// The bits of a tensor are not those that were converted.
-    #[error("{file}: tensor `{tensor}` should have SHA-256 {expected}, got {got}: the file is damaged")]
+    #[error(
+        "{file}: tensor `{tensor}` should have SHA-256 {expected}, got {got}: the file is damaged"
+    )]
     Checksum {
         /// The file.
         file: PathBuf,
@@ -290,7 +294,9 @@ pub enum CheckpointError {
         got: String,
     },
     /// Encoding and decoding a tensor did not give its bits back: a bug, caught before any harm.
-    #[error("{file}: tensor `{tensor}` does not survive W12 encoding bit for bit (please report it)")]
+    #[error(
+        "{file}: tensor `{tensor}` does not survive W12 encoding bit for bit (please report it)"
+    )]
     RoundTrip {
         /// The file.
         file: PathBuf,
@@ -327,6 +333,67 @@ pub enum CheckpointError {
     },
 }
 
+/// Errors of the parts of a W12 matrix: they are not what the encoder makes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum W12Error {
+    /// A shape without weights, or of more than can be addressed.
+    #[error(
+        "W12 matrix of shape [{out_features}, {in_features}]: expected at least one weight and fewer bytes than can be addressed"
+    )]
+    Shape {
+        /// Output channels.
+        out_features: usize,
+        /// Length of a row.
+        in_features: usize,
+    },
+    /// A part is longer or shorter than the shape and the counts say.
+    #[error("W12 part `{part}` should hold {expected} elements, got {got}")]
+    Length {
+        /// The part.
+        part: &'static str,
+        /// Elements by shape and counts.
+        expected: usize,
+        /// Elements there.
+        got: usize,
+    },
+    /// A super-tile counts more escapes than it has weights.
+    #[error("W12 super-tile {tile} should count at most {expected} escapes, got {got}")]
+    Count {
+        /// The super-tile.
+        tile: usize,
+        /// Weights of a super-tile.
+        expected: u16,
+        /// The count.
+        got: u16,
+    },
+    /// A channel's exponent base is out of range.
+    #[error("W12 base of channel {channel} should be in {expected:?}, got {got}")]
+    Base {
+        /// The channel.
+        channel: usize,
+        /// Bases allowed.
+        expected: std::ops::RangeInclusive<u8>,
+        /// The base.
+        got: u8,
+    },
+    /// An escape entry that the encoder would not write.
+    #[error("W12 escape {entry:#010x} of super-tile {tile}: {reason}")]
+    Escape {
+        /// The super-tile.
+        tile: usize,
+        /// The entry.
+        entry: u32,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// Padding that is not code 0.
+    #[error("W12 super-tile {tile} should be padded with code 0, got another")]
+    Padding {
+        /// The super-tile.
+        tile: usize,
+    },
+}
+
 /// Errors of interpreting a `config.json`.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -357,7 +424,9 @@ pub enum ConfigError {
         got: String,
     },
     /// A drafter stands where a target is wanted.
-    #[error("{file}: `{got}` is a drafter, expected a target ({expected}); drafters go into speculative_config")]
+    #[error(
+        "{file}: `{got}` is a drafter, expected a target ({expected}); drafters go into speculative_config"
+    )]
     DrafterAsTarget {
         /// The file.
         file: PathBuf,

@@ -160,9 +160,13 @@ fn find_family(path: &Path, root: &Section<'_>) -> Result<&'static Family> {
 fn is_drafter(architecture: &str, root: &Section<'_>) -> bool {
     architecture.ends_with("DraftModel")
         || architecture.contains("Eagle")
-        || ["dflash_config", "target_layer_ids", "speculators_model_type"]
-            .iter()
-            .any(|key| root.get(key).is_some())
+        || [
+            "dflash_config",
+            "target_layer_ids",
+            "speculators_model_type",
+        ]
+        .iter()
+        .any(|key| root.get(key).is_some())
 }
 
 /// Qwen3.5 and its successors of the same class: Gated DeltaNet with full attention in between.

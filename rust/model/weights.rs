@@ -164,7 +164,9 @@ impl DecoderWeights {
 
     /// Number of matrices held as W12.
     pub fn num_w12_matrices(&self) -> usize {
-        self.matrices().filter(|m| matches!(m, Linear::W12(_))).count()
+        self.matrices()
+            .filter(|m| matches!(m, Linear::W12(_)))
+            .count()
     }
 
     /// Number of parameters; an embedding that is also the LM head counts once.

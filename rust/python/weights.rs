@@ -30,7 +30,8 @@ pub fn convert_weights<'py>(
                 if let Some(on_progress) = &on_progress {
                     let counts = (progress.tensors_done, progress.tensors_total);
                     let bytes = (progress.bytes_done, progress.bytes_total);
-                    on_progress.call1(py, (progress.tensor, counts.0, counts.1, bytes.0, bytes.1))?;
+                    on_progress
+                        .call1(py, (progress.tensor, counts.0, counts.1, bytes.0, bytes.1))?;
                 }
                 PyResult::Ok(())
             });

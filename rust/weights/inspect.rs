@@ -48,7 +48,11 @@ fn report(checkpoint: &Checkpoint, name: &str) -> Result<TensorReport, Checkpoin
             false => dtype.to_lowercase(),
         },
         // An empty tensor has no bits to share out.
-        bits_per_weight: if num_elements > 0.0 { bits / num_elements } else { 0.0 },
+        bits_per_weight: if num_elements > 0.0 {
+            bits / num_elements
+        } else {
+            0.0
+        },
         num_escapes: checkpoint.num_escapes(name)?,
         num_bytes,
         source_bytes: match is_w12 {

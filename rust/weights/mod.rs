@@ -4,6 +4,7 @@ pub mod checkpoint;
 mod edit_distance;
 pub mod inspect;
 pub mod linear;
+pub mod w12;
 pub mod w12_file;
 
 #[cfg(test)]

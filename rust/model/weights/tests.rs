@@ -73,10 +73,7 @@ fn every_tensor_of_every_fixture_lands_where_it_belongs() {
         let same_matrix = |got: &Linear, name: &str| {
             assert_eq!(rows(got), raw(&tensors, name), "{case} {name}");
         };
-        same_matrix(
-            &Linear::Bf16(weights.embed.clone()),
-            "embed_tokens.weight",
-        );
+        same_matrix(&Linear::Bf16(weights.embed.clone()), "embed_tokens.weight");
         assert_eq!(weights.lm_head.is_none(), config.tie_word_embeddings);
         if let Some(head) = &weights.lm_head {
             same_matrix(head, "lm_head.weight");

@@ -50,7 +50,8 @@ pub(super) struct VerificationTotals {
 impl VerificationTotals {
     fn add(&self, num_bytes: usize, start: Instant) {
         self.num_tensors.fetch_add(1, Ordering::Relaxed);
-        self.num_bytes.fetch_add(num_bytes as u64, Ordering::Relaxed);
+        self.num_bytes
+            .fetch_add(num_bytes as u64, Ordering::Relaxed);
         let nanos = start.elapsed().as_nanos() as u64;
         self.nanos.fetch_add(nanos, Ordering::Relaxed);
     }
@@ -62,12 +63,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// [`CheckpointError`] when the tensor is missing, has another shape or dtype, or its bits are not the checkpoint's.
-    pub fn matrix(
-        &self,
-        name: &str,
-        shape: [usize; 2],
-        format: WeightFormat,
-    ) -> Result<Matrix> {
+    pub fn matrix(&self, name: &str, shape: [usize; 2], format: WeightFormat) -> Result<Matrix> {
         let entry = self.entry(name, &shape)?;
         let matrix = if entry.tensor.is_w12() {
             let (matrix, weights) = self.decode(name, entry)?;

@@ -158,7 +158,8 @@ fn fingerprint(source: &Checkpoint, matrices: &BTreeSet<String>) -> Result<Sha25
             let (dtype, shape) = (source.dtype(name), source.shape(name));
             let encoded = matrices.contains(name);
             text.extend_from_slice(
-                format!("\n{FORMAT_VERSION} {shard} {name} {dtype:?} {shape:?} {encoded}").as_bytes(),
+                format!("\n{FORMAT_VERSION} {shard} {name} {dtype:?} {shape:?} {encoded}")
+                    .as_bytes(),
             );
         }
     }
@@ -257,8 +258,9 @@ impl Conversion<'_, '_> {
             writer: ShardWriter::create(path, &widest)?,
             sources: SourceTensors::new(),
         };
-        let (encoded, kept): (Vec<&str>, Vec<&str>) =
-            names.iter().partition(|name| self.matrices.contains(**name));
+        let (encoded, kept): (Vec<&str>, Vec<&str>) = names
+            .iter()
+            .partition(|name| self.matrices.contains(**name));
         let (wide, narrow): (Vec<&str>, Vec<&str>) = kept
             .into_iter()
             .partition(|name| alignment(self.source.dtype(name)) >= 4);
@@ -412,7 +414,8 @@ impl ShardInProgress {
         bytes: &[u8],
     ) -> Result<()> {
         let (dtype, shape) = part_format(part, tiles, &[num_escapes]);
-        self.writer.write(format!("{name}{part}"), dtype, &shape, bytes)
+        self.writer
+            .write(format!("{name}{part}"), dtype, &shape, bytes)
     }
 }
 

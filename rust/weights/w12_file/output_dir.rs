@@ -37,10 +37,12 @@ impl OutputDir {
     /// Takes possession of `out`, which must be absent or empty, and of what an earlier run left for it.
     pub(super) fn open(out: &Path, fingerprint: Sha256Digest) -> Result<Self> {
         refuse_taken(out)?;
-        let name = out.file_name().ok_or_else(|| CheckpointError::OutputTaken {
-            dir: out.to_owned(),
-            holds: "no name of its own".to_owned(),
-        })?;
+        let name = out
+            .file_name()
+            .ok_or_else(|| CheckpointError::OutputTaken {
+                dir: out.to_owned(),
+                holds: "no name of its own".to_owned(),
+            })?;
         let partial = out.with_file_name(format!("{}.partial", name.to_string_lossy()));
         let is_new = !partial.exists();
         fs::create_dir_all(&partial).map_err(io_error(&partial))?;
@@ -138,8 +140,11 @@ fn is_converted(dir: &Path) -> bool {
 
 /// The first name in `dir`, by alphabet.
 fn first_entry(dir: &Path) -> Result<Option<String>> {
-    let names: io::Result<Vec<String>> = fs::read_dir(dir)
-        .and_then(|entries| entries.map(|e| Ok(e?.file_name().to_string_lossy().into_owned())).collect());
+    let names: io::Result<Vec<String>> = fs::read_dir(dir).and_then(|entries| {
+        entries
+            .map(|e| Ok(e?.file_name().to_string_lossy().into_owned()))
+            .collect()
+    });
     Ok(names.map_err(io_error(dir))?.into_iter().min())
 }
 

@@ -123,8 +123,7 @@ impl ShardWriter {
             self.header_room
         );
         header.resize(self.header_room, b' ');
-        self.complete(&header)
-            .map_err(io_error(&self.temporary))?;
+        self.complete(&header).map_err(io_error(&self.temporary))?;
         self.finished = true;
         Ok(())
     }
