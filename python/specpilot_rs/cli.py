@@ -262,10 +262,22 @@ def _open(model: str | None, demo: bool, speculation: dict[str, Any] | None, **o
         raise OptionError("give --model DIRECTORY_OR_HUB_ID, or --demo for the bundled pair")
     if not demo:
         assert model is not None
-        return LLM(model, speculative_config=speculation or None, **options)
+        llm = LLM(model, speculative_config=speculation or None, **options)
+        _report_check(llm.describe()["weight_check"])
+        return llm
     if options.pop("revision") is not None:
         raise OptionError("--revision applies to hub ids, not to the bundled pair")
     return LLM.demo(speculative_config=speculation, **options)
+
+
+def _report_check(check: dict[str, Any] | None) -> None:
+    if check is not None:
+        typer.echo(
+            f"weights: {check['num_tensors']} tensors, {check['num_bytes'] / 1e6:,.1f} MB, proved to be the "
+            f"original bits in {check['thread_seconds']:.2f} s of thread time "
+            f"({check['gb_per_thread_second']:.2f} GB/s a thread)",
+            err=True,
+        )
 
 
 def _speculation(

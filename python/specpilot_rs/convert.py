@@ -1,7 +1,7 @@
 """Converting a checkpoint to W12.
 
-In: a model's directory or hub id. Out: a directory that holds the same model, its linear layers in 12 bits a
-weight, and that decodes to the same bits. The directory appears under its name once it is complete; until then
+In: a model's directory or hub id. Out: a directory that holds the same model, its linear layers in 12 bits
+a weight that decode to the same bits. The directory appears under its name once it is complete; until then
 the work is in `OUT.partial`, from which the same call goes on after an error or Ctrl-C.
 """
 
@@ -66,12 +66,12 @@ def convert(
         What was written.
 
     Raises:
-        SpecPilotError: The model cannot be converted, or `out` is taken or cannot be written; it does not exist
-            then, unless it did before.
+        SpecPilotError: The model cannot be converted, or `out` is taken or cannot be written; then it is as
+            it was before.
     """
     if weight_format not in FORMATS:
         raise OptionError(
-            f"option `weight_format` should be one of {', '.join(FORMATS)} to convert to, got {weight_format!r}"
+            f"option `weight_format` should be {' or '.join(FORMATS)} to convert to, got {weight_format!r}"
         )
     source = model_directory(model, revision)
     directory = Path(out).expanduser().absolute()

@@ -1,6 +1,6 @@
 """What a checkpoint's files hold, tensor by tensor: format, escapes, bits per weight, bytes.
 
-In: a model directory or one safetensors file, converted or not. Out: rows for programs, or a table for people.
+In: a model directory or one safetensors file, converted or not. Out: rows for programs, a table for people.
 Only headers and escape counts are read, so a model of any size takes no time.
 """
 
@@ -24,8 +24,8 @@ def inspect(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         path: A model directory or a safetensors file.
 
     Returns:
-        Rows with `name`, `format` ("w12", "bf16", "f32", "fp8", or another dtype), `bits_per_weight`, `escapes`,
-        `bytes` as stored and `source_bytes` as before a conversion.
+        Rows with `name`, `format` ("w12", "bf16", "f32", "fp8", or another dtype), `bits_per_weight`,
+        `escapes`, `bytes` as stored and `source_bytes` as before a conversion.
 
     Raises:
         CheckpointError: There are no weights, or the files do not fit together.

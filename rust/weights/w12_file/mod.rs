@@ -164,4 +164,6 @@ pub(super) fn from_metadata(
 }
 
 #[cfg(test)]
+mod reader_fuzz;
+#[cfg(test)]
 mod tests;
