@@ -24,8 +24,10 @@ __all__ = [
     "StepEvent",
     "__version__",
     "kernels",
+    "w12",
 ]
 kernels: ModuleType
+w12: ModuleType
 
 @type_check_only
 class EngineOptionsLike(Protocol):

@@ -4,6 +4,7 @@ mod engine;
 mod errors;
 mod kernels;
 mod outputs;
+mod w12;
 
 use pyo3::prelude::*;
 
@@ -25,4 +26,6 @@ mod core_module {
     use super::kernels::kernels_module;
     #[pymodule_export]
     use super::outputs::{EngineMetrics, EngineOutput, RoundRecord, ScoreRecord, StepEvent};
+    #[pymodule_export]
+    use super::w12::w12_module;
 }
