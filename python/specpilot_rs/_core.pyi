@@ -27,8 +27,10 @@ __all__ = [
     "convert_weights",
     "inspect_weights",
     "kernels",
+    "w12",
 ]
 kernels: ModuleType
+w12: ModuleType
 
 def convert_weights(
     model: str | PathLike[str],

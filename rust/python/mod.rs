@@ -5,6 +5,7 @@ mod errors;
 mod kernels;
 mod outputs;
 mod weights;
+mod w12;
 
 use pyo3::prelude::*;
 
@@ -28,4 +29,5 @@ mod core_module {
     use super::outputs::{EngineMetrics, EngineOutput, RoundRecord, ScoreRecord, StepEvent};
     #[pymodule_export]
     use super::weights::{convert_weights, inspect_weights};
+    use super::w12::w12_module;
 }

@@ -41,8 +41,8 @@
 //!   subnormal and its exponent + 112 - base lies in 1..=254, so that it can be rescaled like the codes.
 //!
 //! At an escape the planes hold the nearest code of its sign: o = m = 0 below the window, o = 15, m = 127 above. The Q
-//! view therefore ignores escapes below the window (their code stands for at most 2^-14 of the window's top) and
-//! patches those above. Padding is code 0, never an escape; it does not decode to zero, so readers give padded columns
+//! view leaves escapes below the window as they are (less than 1.07 times the window's smallest value each, next to
+//! nothing in a window that is filled) and patches those above. Padding is code 0, never an escape; it does not decode to zero, so readers give padded columns
 //! zero activations (or skip them) and drop padded channels.
 
 mod check;
