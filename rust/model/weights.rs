@@ -115,14 +115,20 @@ impl DecoderWeights {
         if config.tie_word_embeddings {
             loader.skip_tied_head()?;
         }
+        // Checking a tensor's checksum is one long chain, so threads pay off across tensors.
+        let head = || match config.tie_word_embeddings {
+            true => Ok(None),
+            false => loader.matrix(Role::LmHead, 0).map(Linear::Bf16).map(Some),
+        };
+        let ((embed, lm_head), layers) = rayon::join(
+            || rayon::join(|| loader.matrix(Role::Embed, 0), head),
+            || loader.layers(),
+        );
         let weights = Self {
-            embed: loader.matrix(Role::Embed, 0)?,
-            lm_head: match config.tie_word_embeddings {
-                true => None,
-                false => Some(Linear::Bf16(loader.matrix(Role::LmHead, 0)?)),
-            },
+            embed: embed?,
+            lm_head: lm_head?,
             final_norm: loader.norm(Role::FinalNorm, 0)?,
-            layers: loader.layers()?,
+            layers: layers?,
         };
         checkpoint.finish(config.weight_names.ignored_prefixes)?;
         Ok(weights)
@@ -227,7 +233,6 @@ struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    /// A tensor's checksum is one long chain, so threads pay off only across tensors.
     fn layers(&self) -> Result<Vec<LayerWeights>, CheckpointError> {
         let layers: Vec<_> = (0..self.config.layers.len())
             .into_par_iter()

@@ -4,8 +4,8 @@ mod engine;
 mod errors;
 mod kernels;
 mod outputs;
-mod weights;
 mod w12;
+mod weights;
 
 use pyo3::prelude::*;
 
@@ -27,7 +27,7 @@ mod core_module {
     use super::kernels::kernels_module;
     #[pymodule_export]
     use super::outputs::{EngineMetrics, EngineOutput, RoundRecord, ScoreRecord, StepEvent};
+    use super::w12::w12_module;
     #[pymodule_export]
     use super::weights::{convert_weights, inspect_weights};
-    use super::w12::w12_module;
 }

@@ -277,29 +277,52 @@ impl W12Matrix {
     /// The row-major weights, bit for bit those that were encoded.
     pub fn decode(&self) -> Vec<bf16> {
         let mut weights = vec![bf16::ZERO; self.out_features * self.in_features];
-        let grid = self.grid();
         let first_escapes = self.first_escapes();
-        let bits: &mut [u16] = weights.reinterpret_cast_mut();
-        bits.par_chunks_mut(TILE_CHANNELS * self.in_features)
+        weights
+            .par_chunks_mut(TILE_CHANNELS * self.in_features)
             .enumerate()
             .for_each(|(n_tile, rows)| {
-                let mut escapes = &self.escapes[first_escapes[n_tile]..];
-                let mut codes = [[0; TILE_COLUMNS]; TILE_CHANNELS];
-                for k_tile in 0..grid.k_tiles {
-                    let first = k_tile * TILE_COLUMNS;
-                    self.unpack_tile(n_tile * grid.k_tiles + k_tile, &mut codes);
-                    let bases = &self.base[n_tile * TILE_CHANNELS..];
-                    planes::put_codes(&codes, bases, rows, self.in_features, first);
-                    let count = self.counts[n_tile * grid.k_tiles + k_tile];
-                    let (own, rest) = escapes.split_at(usize::from(count));
-                    for escape in own.iter().map(|&entry| Escape::from_entry(entry)) {
-                        rows[escape.channel() * self.in_features + first + escape.column()] =
-                            escape.bits;
-                    }
-                    escapes = rest;
-                }
+                self.decode_band(n_tile, &self.escapes[first_escapes[n_tile]..], rows);
             });
         weights
+    }
+
+    /// The weights of [`Self::decode`], 16 rows at a time and in order, on this thread: for checksums, which are one long
+    /// chain anyway.
+    pub fn decode_in_order(&self, mut take: impl FnMut(&[bf16])) {
+        let mut band = vec![bf16::ZERO; TILE_CHANNELS * self.in_features];
+        let mut escapes = &self.escapes[..];
+        for n_tile in 0..self.grid().n_tiles {
+            let num_rows = TILE_CHANNELS.min(self.out_features - n_tile * TILE_CHANNELS);
+            let rows = &mut band[..num_rows * self.in_features];
+            escapes = self.decode_band(n_tile, escapes, rows);
+            take(rows);
+        }
+    }
+
+    /// Decodes a row of super-tiles, whose escapes come first in `escapes`; the others are returned.
+    fn decode_band<'e>(
+        &self,
+        n_tile: usize,
+        mut escapes: &'e [u32],
+        rows: &mut [bf16],
+    ) -> &'e [u32] {
+        let k_tiles = self.grid().k_tiles;
+        let rows: &mut [u16] = rows.reinterpret_cast_mut();
+        let mut codes = [[0; TILE_COLUMNS]; TILE_CHANNELS];
+        for k_tile in 0..k_tiles {
+            let first = k_tile * TILE_COLUMNS;
+            self.unpack_tile(n_tile * k_tiles + k_tile, &mut codes);
+            let bases = &self.base[n_tile * TILE_CHANNELS..];
+            planes::put_codes(&codes, bases, rows, self.in_features, first);
+            let count = self.counts[n_tile * k_tiles + k_tile];
+            let (own, rest) = escapes.split_at(usize::from(count));
+            for escape in own.iter().map(|&entry| Escape::from_entry(entry)) {
+                rows[escape.channel() * self.in_features + first + escape.column()] = escape.bits;
+            }
+            escapes = rest;
+        }
+        escapes
     }
 
     /// The matrix in the order in which the host's `w12_matmul` reads it.

@@ -58,20 +58,29 @@ impl Sha256Digest {
     pub fn of(bytes: &[u8]) -> Self {
         Self(Sha256::digest(bytes).into())
     }
+}
 
-    /// The digest of weights as a file stores them.
-    pub fn of_weights(weights: &[bf16]) -> Self {
+/// A [`Sha256Digest`] in the making, of weights as a file stores them.
+#[derive(Default)]
+pub(super) struct WeightHasher(Sha256);
+
+impl WeightHasher {
+    /// Appends weights.
+    pub(super) fn update(&mut self, weights: &[bf16]) {
         // A block that stays in the nearest cache: reinterpreting the slice would need unsafe code and gain little.
         const BLOCK: usize = 4096;
-        let mut hasher = Sha256::new();
         let mut bytes = [0; 2 * BLOCK];
         for block in weights.chunks(BLOCK) {
             for (pair, weight) in bytes.chunks_exact_mut(2).zip(block) {
                 pair.copy_from_slice(&weight.to_le_bytes());
             }
-            hasher.update(&bytes[..2 * block.len()]);
+            self.0.update(&bytes[..2 * block.len()]);
         }
-        Self(hasher.finalize().into())
+    }
+
+    /// The digest of all of them.
+    pub(super) fn finish(self) -> Sha256Digest {
+        Sha256Digest(self.0.finalize().into())
     }
 }
 

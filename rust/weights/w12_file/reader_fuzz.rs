@@ -267,7 +267,9 @@ fn edit_value(value: &mut Value, random: &mut Random) {
             *value = Value::from(choices[random.below(choices.len())]);
         }
         Value::String(text) => {
-            let choices = ["", "BF16", "F16", "U8", "I8", "F32", "2", "1", "\u{0}", "../x"];
+            let choices = [
+                "", "BF16", "F16", "U8", "I8", "F32", "2", "1", "\u{0}", "../x",
+            ];
             *text = choices[random.below(choices.len())].to_owned();
         }
         other => *other = [Value::Null, Value::Bool(true), Value::from(7)][random.below(3)].clone(),
