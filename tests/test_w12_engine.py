@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ import pytest
 from specpilot_rs import LLM, SamplingParams
 from specpilot_rs.convert import convert
 from specpilot_rs.demo import DFLASH2_DIR, TARGET_DIR
-from specpilot_rs.errors import DrafterError, SpecPilotError
+from specpilot_rs.errors import CheckpointError, DrafterError, SpecPilotError
 from specpilot_rs.outputs import RequestOutput
+from specpilot_rs.weight_report import inspect
 
 from .conftest import FIXTURES
 
@@ -119,6 +122,29 @@ def test_the_drafter_is_held_as_its_files_are(drafter_dir: Path, demo_dir: Path)
         with pytest.raises(SpecPilotError, match="is a drafter, expected a target") as raised:
             LLM(directory, skip_tokenizer_init=True)
         assert raised.value.code == "config"
+
+
+@pytest.fixture(scope="module")
+def small_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return convert(FAMILIES / "qwen3_5_wrapper", tmp_path_factory.mktemp("small") / "model").directory
+
+
+@pytest.mark.parametrize("part", ["plane8", "plane4", "base", "counts", "escapes"])
+def test_a_flipped_bit_leaves_no_engine(part: str, small_dir: Path, tmp_path: Path) -> None:
+    """Of a matrix that has escapes, so that every part has a bit to flip."""
+    [tensor, *_] = [row["name"] for row in inspect(small_dir) if row["escapes"]]
+    directory = Path(shutil.copytree(small_dir, tmp_path / "damaged"))
+    [shard] = directory.glob("*.safetensors")
+    data = bytearray(shard.read_bytes())
+    begin = 8 + int.from_bytes(data[:8], "little")
+    first, end = json.loads(data[8:begin])[f"{tensor}.w12_{part}"]["data_offsets"]
+    data[begin + (first + end) // 2] ^= 1
+    shard.write_bytes(data)
+    for weight_format in ("auto", "bf16", "w12"):
+        with pytest.raises(CheckpointError, match=re.escape(f"tensor `{tensor}`")) as raised:
+            LLM(directory, skip_tokenizer_init=True, weight_format=weight_format)
+        assert shard.name in str(raised.value)
+        assert raised.value.code == "checkpoint"
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -27,6 +27,7 @@ mod core_module {
     use super::kernels::kernels_module;
     #[pymodule_export]
     use super::outputs::{EngineMetrics, EngineOutput, RoundRecord, ScoreRecord, StepEvent};
+    #[pymodule_export]
     use super::w12::w12_module;
     #[pymodule_export]
     use super::weights::{convert_weights, inspect_weights};

@@ -140,7 +140,11 @@ fn check_source(source: &Checkpoint, matrices: &BTreeSet<String>) -> Result<()> 
                     file: file(),
                     tensor: name.to_owned(),
                     expected: "BF16 and two dimensions, to be encoded as W12",
-                    got: format!("{} {shape:?}", dtype.unwrap_or_default()),
+                    got: format!(
+                        "{} with shape {:?}",
+                        dtype.unwrap_or_default(),
+                        shape.unwrap_or_default()
+                    ),
                 });
             }
             _ => {}

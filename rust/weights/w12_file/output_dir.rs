@@ -87,9 +87,10 @@ impl OutputDir {
     /// Gives the directory its name. Everything in it must be complete.
     pub(super) fn publish(self) -> Result<()> {
         let publish = || {
-            fs::remove_file(self.partial.join(LOCK_FILE))?;
             File::open(&self.partial)?.sync_all()?;
             fs::rename(&self.partial, &self.out)?;
+            // Last, so that a rename that fails leaves a directory that the next run knows as ours.
+            fs::remove_file(self.out.join(LOCK_FILE))?;
             // The rename itself is on the disk only with the directory that holds the name.
             let parent = self.out.parent().filter(|p| !p.as_os_str().is_empty());
             File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
