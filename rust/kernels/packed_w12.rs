@@ -2,24 +2,29 @@
 //!
 //! As in `packed_bf16` a tile is 16 output channels and a vector lane one channel. The eight bits of the Q view and the
 //! four bits below them lie apart, so that the Q view streams one byte a weight. One 32-bit word a lane:
-//! - `eight`, `[tile][K / 4][lane]`, columns 4i..4i+4. Low half: column 4i in bits 15 (sign) and 10..4 (offset, mantissa
-//!   top); column 4i + 2 in bits 11 (sign), 14..12 (top three bits of the offset) and 3..0. High half: columns 4i + 1
-//!   and 4i + 3 likewise.
-//! - `four`, `[tile][K / 8][lane]`, columns 8i..8i+8: nibble j of the low half is column 8i + 2j, of the high half 8i + 2j
-//!   + 1.
+//! - `eight`, a word for columns 4i..4i+4. Low half: column 4i in bits 15 (sign) and 10..4 (offset, mantissa top); column
+//!   4i + 2 in bits 11 (sign), 14..12 (top three bits of the offset) and 3..0. High half: columns 4i + 1 and 4i + 3.
+//! - `four`, a word for columns 8i..8i+8: nibble j of the low half is column 8i + 2j, of the high half 8i + 2j + 1.
 //!
 //! So two columns decode at once into the halves of a word, each a BF16 value once the channel's base is added to both
 //! exponent fields: three bit operations for the 8-bit view, two for the nibbles, one addition.
+//!
+//! Both arrays are ordered `[tile][word][lane]`: side by side, tiles make as many streams for the memory to serve, which
+//! is faster than one run that alternates between them.
+
+use std::ops::Range;
 
 use rayon::prelude::*;
 
 use super::simd::{LANES, Lanes, Words};
 use crate::device::Buffer;
 
-/// Columns over which escapes are counted, and to which a run of decoded columns is aligned.
-pub(super) const ESCAPE_COLUMNS: usize = 64;
-/// Columns of one `four` word: what decodes at once.
-const GROUP: usize = 8;
+/// Columns of a piece: what is decoded at a time, and over which escapes are counted.
+pub(super) const PIECE_COLUMNS: usize = 64;
+/// Columns of one `four` word.
+const STEP: usize = 8;
+/// How far ahead of its use a line of weights is asked for, in steps: about what one core reads in 200 ns.
+const PREFETCH_STEPS: usize = 8;
 /// Bits of a pair of weights that the Q view knows.
 const PAIR_EIGHT: u32 = 0x87F0_87F0;
 /// Bits of a pair of weights below the Q view.
@@ -33,7 +38,7 @@ const SECOND_HIGH: u32 = 0x0700_0700;
 pub(super) type LaneWords = [u32; LANES];
 
 /// Codes of 16 channels and 64 columns: `[s 0000 oooo mmmmmmm]`, a BF16 value less the channel's base.
-pub(crate) type CodeTile = [[u16; ESCAPE_COLUMNS]; LANES];
+pub(crate) type CodeTile = [[u16; PIECE_COLUMNS]; LANES];
 
 /// A weight that has no code, by its place in a [`CodeTile`].
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +49,22 @@ pub(crate) struct EscapedWeight {
     pub(crate) column: usize,
     /// BF16 bits.
     pub(crate) bits: u16,
+}
+
+impl EscapedWeight {
+    /// The escape in a word: column, channel, bits.
+    fn entry(self) -> u32 {
+        ((self.column * LANES + self.channel) as u32) << 16 | u32::from(self.bits)
+    }
+
+    fn from_entry(entry: u32) -> Self {
+        let place = (entry >> 16) as usize;
+        Self {
+            channel: place % LANES,
+            column: place / LANES,
+            bits: entry as u16,
+        }
+    }
 }
 
 /// What a multiplication reads of the weights.
@@ -63,45 +84,46 @@ pub struct PackedW12 {
     four: Buffer<u32>,
     /// Base of each channel, padding included.
     bases: Buffer<u8>,
-    /// First escape of each tile's every 64 columns, and the end.
+    /// First escape of each tile's every piece, `[tile][piece]`, and the end.
     escape_starts: Vec<u32>,
-    /// Place in the 64 columns (column * 16 + lane) above the bits.
+    /// See [`EscapedWeight::entry`].
     escapes: Vec<u32>,
     out_features: usize,
     in_features: usize,
 }
 
 impl PackedW12 {
-    /// Packs a matrix that `read_tile(tile, columns / 64, codes, escapes)` gives piece by piece. `bases` holds a byte for
-    /// each channel of the padded matrix.
+    /// Packs a matrix that `read_piece(tile, piece, codes, escapes)` gives piece by piece. `bases` holds a byte for each
+    /// channel of the padded matrix.
     pub(crate) fn pack(
         out_features: usize,
         in_features: usize,
         bases: &[u8],
-        read_tile: impl Fn(usize, usize, &mut CodeTile, &mut Vec<EscapedWeight>) + Sync,
+        read_piece: impl Fn(usize, usize, &mut CodeTile, &mut Vec<EscapedWeight>) + Sync,
     ) -> Self {
         let num_tiles = out_features.div_ceil(LANES);
-        let num_groups = in_features.div_ceil(GROUP);
+        let num_steps = in_features.div_ceil(STEP);
         assert_eq!(bases.len(), num_tiles * LANES, "bases of a packed matrix");
-        assert!(num_groups > 0, "a packed matrix has columns");
-        let mut eight = Buffer::<u32>::zeroed(num_tiles * num_groups * 2 * LANES);
-        let mut four = Buffer::<u32>::zeroed(num_tiles * num_groups * LANES);
+        assert!(num_steps > 0, "a packed matrix has columns");
+        let tile_len = num_steps * LANES;
+        let mut eight = Buffer::<u32>::zeroed(num_tiles * 2 * tile_len);
+        let mut four = Buffer::<u32>::zeroed(num_tiles * tile_len);
         let escapes: Vec<Vec<Vec<u32>>> = eight
             .host_mut()
-            .par_chunks_exact_mut(num_groups * 2 * LANES)
-            .zip(four.host_mut().par_chunks_exact_mut(num_groups * LANES))
+            .par_chunks_exact_mut(2 * tile_len)
+            .zip(four.host_mut().par_chunks_exact_mut(tile_len))
             .enumerate()
             .map(|(tile, (eight, four))| {
-                let mut codes = [[0; ESCAPE_COLUMNS]; LANES];
+                let mut codes = [[0; PIECE_COLUMNS]; LANES];
                 let mut found = Vec::new();
-                let eight = eight.chunks_mut(ESCAPE_COLUMNS / 4 * LANES);
-                let four = four.chunks_mut(ESCAPE_COLUMNS / GROUP * LANES);
+                let eight = eight.chunks_mut(PIECE_COLUMNS / 4 * LANES);
+                let four = four.chunks_mut(PIECE_COLUMNS / STEP * LANES);
                 let pieces = eight.zip(four).enumerate();
                 let escapes = pieces.map(|(piece, (eight, four))| {
                     found.clear();
-                    read_tile(tile, piece, &mut codes, &mut found);
+                    read_piece(tile, piece, &mut codes, &mut found);
                     pack_codes(&codes, eight, four);
-                    found.iter().map(|&escape| escape_entry(escape)).collect()
+                    found.iter().copied().map(EscapedWeight::entry).collect()
                 });
                 escapes.collect()
             })
@@ -115,8 +137,8 @@ impl PackedW12 {
             out_features,
             in_features,
         };
-        for piece in escapes.iter().flatten() {
-            packed.escapes.extend(piece);
+        for escapes in escapes.iter().flatten() {
+            packed.escapes.extend(escapes);
             let end = u32::try_from(packed.escapes.len()).expect("escapes of one matrix");
             packed.escape_starts.push(end);
         }
@@ -145,96 +167,84 @@ impl PackedW12 {
     /// Copies output channel `channel`, widened, to `row` (`in_features` long).
     pub fn unpack_row(&self, channel: usize, row: &mut [f32]) {
         let (tile, lane) = (channel / LANES, channel % LANES);
-        let run = self.run(tile, 0, self.in_features);
         let base = u16::from(self.bases.host()[channel]) << 7;
-        for (k, value) in row.iter_mut().enumerate() {
-            let code = code_of(run.eight[k / 4][lane], run.four[k / GROUP][lane], k);
-            *value = widen(code + base);
-        }
-        self.for_each_escape(tile, 0, self.in_features, |k, at, bits| {
-            if at == lane {
-                row[k] = widen(bits);
+        for (i, row) in row.chunks_mut(PIECE_COLUMNS).enumerate() {
+            let piece = self.piece(tile, i);
+            for (k, value) in row.iter_mut().enumerate() {
+                let code = code_of(piece.eight[k / 4][lane], piece.four[k / STEP][lane], k);
+                *value = widen(code + base);
             }
-        });
-    }
-
-    /// Packed words of columns `first..first + len` of a tile; `first` is a multiple of 8.
-    fn run(&self, tile: usize, first: usize, len: usize) -> PackedRun<'_> {
-        let num_groups = self.in_features.div_ceil(GROUP);
-        let start = tile * num_groups + first / GROUP;
-        let len = len.div_ceil(GROUP);
-        PackedRun {
-            eight: &self.eight.host().as_chunks().0[2 * start..][..2 * len],
-            four: &self.four.host().as_chunks().0[start..][..len],
+            let escapes = piece.escapes.iter().copied().map(EscapedWeight::from_entry);
+            for escape in escapes.filter(|escape| escape.channel == lane) {
+                row[escape.column] = widen(escape.bits);
+            }
         }
     }
 
-    /// Calls `escape(column - first, lane, bits)` for the escapes of columns `first..first + len` of a tile; `first` is a
-    /// multiple of 64.
+    /// Piece `piece` of a tile.
     #[inline(always)]
-    fn for_each_escape(
-        &self,
-        tile: usize,
-        first: usize,
-        len: usize,
-        mut escape: impl FnMut(usize, usize, u16),
-    ) {
-        let start = tile * self.in_features.div_ceil(ESCAPE_COLUMNS) + first / ESCAPE_COLUMNS;
-        let starts = &self.escape_starts[start..=start + len.div_ceil(ESCAPE_COLUMNS)];
-        if starts[0] == starts[starts.len() - 1] {
-            return;
-        }
-        for (piece, bounds) in starts.windows(2).enumerate() {
-            for &entry in &self.escapes[bounds[0] as usize..bounds[1] as usize] {
-                let place = (entry >> 16) as usize;
-                let column = piece * ESCAPE_COLUMNS + place / LANES;
-                escape(column, place % LANES, entry as u16);
-            }
+    fn piece(&self, tile: usize, piece: usize) -> Piece<'_> {
+        let steps = self.in_features.div_ceil(STEP);
+        let first = piece * (PIECE_COLUMNS / STEP);
+        let num_steps = (PIECE_COLUMNS / STEP).min(steps - first);
+        let start = tile * steps + first;
+        let escapes = tile * self.in_features.div_ceil(PIECE_COLUMNS) + piece;
+        let escapes = self.escape_starts[escapes]..self.escape_starts[escapes + 1];
+        Piece {
+            eight: &self.eight.host().as_chunks().0[2 * start..][..2 * num_steps],
+            four: &self.four.host().as_chunks().0[start..][..num_steps],
+            escapes: &self.escapes[escapes.start as usize..escapes.end as usize],
         }
     }
 
-    /// Decodes columns `first..first + len` of a tile into pairs of columns (low half, high half), the last padded;
-    /// `first` is a multiple of 64. `pairs` holds room for `len` rounded up to 8 columns.
+    /// Decodes pieces `pieces` of a tile into pairs of columns (low half, high half); columns after the last hold junk.
+    /// `pairs` has room for whole pieces.
     #[inline(always)]
     pub(super) fn decode<L: Lanes>(
         &self,
         view: WeightView,
         tile: usize,
-        first: usize,
-        len: usize,
+        pieces: Range<usize>,
         pairs: &mut [LaneWords],
     ) {
-        let run = self.run(tile, first, len);
         let bases = &self.bases.host()[tile * LANES..][..LANES];
         let base: LaneWords = std::array::from_fn(|lane| u32::from(bases[lane]) * 0x0080_0080);
         let base = L::Words::load(&base);
-        match view {
-            WeightView::Exact => run.decode_exact(base, pairs),
-            WeightView::Q => run.decode_q(base, pairs),
-        }
-        self.for_each_escape(tile, first, len, |column, lane, bits| {
-            let is_below = ((bits >> 7) as u8) < bases[lane];
-            if view == WeightView::Exact || !is_below {
-                let shift = 16 * (column % 2);
-                let pair = &mut pairs[column / 2][lane];
-                *pair = *pair & !(0xFFFF << shift) | u32::from(bits) << shift;
+        for (i, pairs) in pieces.zip(pairs.chunks_exact_mut(PIECE_COLUMNS / 2)) {
+            let piece = self.piece(tile, i);
+            match view {
+                WeightView::Exact => piece.decode_exact(base, pairs),
+                WeightView::Q => piece.decode_q(base, pairs),
             }
-        });
+            for escape in piece.escapes.iter().copied().map(EscapedWeight::from_entry) {
+                let is_below = ((escape.bits >> 7) as u8) < bases[escape.channel];
+                if view == WeightView::Exact || !is_below {
+                    let shift = 16 * (escape.column % 2);
+                    let pair = &mut pairs[escape.column / 2][escape.channel];
+                    *pair = *pair & !(0xFFFF << shift) | u32::from(escape.bits) << shift;
+                }
+            }
+        }
     }
 }
 
-/// A run of packed columns of one tile.
-struct PackedRun<'a> {
+/// 64 columns of one tile.
+struct Piece<'a> {
     eight: &'a [LaneWords],
     four: &'a [LaneWords],
+    escapes: &'a [u32],
 }
 
-impl PackedRun<'_> {
+impl Piece<'_> {
     #[inline(always)]
     fn decode_exact<W: Words>(&self, base: W, pairs: &mut [LaneWords]) {
         let (keep, low) = (W::splat(PAIR_EIGHT), W::splat(PAIR_FOUR));
-        let groups = self.eight.as_chunks::<2>().0.iter().zip(self.four);
-        for ((eight, four), pairs) in groups.zip(pairs.as_chunks_mut::<4>().0) {
+        let steps = self.eight.as_chunks::<2>().0.iter().zip(self.four);
+        for ((eight, four), pairs) in steps.zip(pairs.as_chunks_mut::<4>().0) {
+            for eight in eight {
+                W::prefetch(std::ptr::from_ref(eight).wrapping_add(2 * PREFETCH_STEPS));
+            }
+            W::prefetch(std::ptr::from_ref(four).wrapping_add(PREFETCH_STEPS));
             let four = W::load(four);
             let [a, b] = split_pairs(W::load(&eight[0]));
             let [c, d] = split_pairs(W::load(&eight[1]));
@@ -255,6 +265,7 @@ impl PackedRun<'_> {
         let keep = W::splat(PAIR_EIGHT);
         let base = base.add(W::splat(PAIR_MIDPOINT));
         for (eight, pairs) in self.eight.iter().zip(pairs.as_chunks_mut::<2>().0) {
+            W::prefetch(std::ptr::from_ref(eight).wrapping_add(2 * PREFETCH_STEPS));
             let tops = split_pairs(W::load(eight));
             for (pair, top) in pairs.iter_mut().zip(tops) {
                 top.and(keep).add(base).store(pair);
@@ -285,27 +296,22 @@ fn pack_codes(codes: &CodeTile, eight: &mut [u32], four: &mut [u32]) {
     }
     for (i, words) in four.chunks_exact_mut(LANES).enumerate() {
         for (lane, word) in words.iter_mut().enumerate() {
-            let nibbles = |j: usize| (pair(lane, GROUP * i + 2 * j) & PAIR_FOUR) << (4 * j);
+            let nibbles = |j: usize| (pair(lane, STEP * i + 2 * j) & PAIR_FOUR) << (4 * j);
             *word = (0..4).map(nibbles).sum();
         }
     }
 }
 
-/// The code of column `k` from its packed words: what [`PackedRun::decode_exact`] does, for one weight.
+/// The code of column `k` from its packed words: what [`Piece::decode_exact`] does, for one weight.
 fn code_of(eight: u32, four: u32, k: usize) -> u16 {
     let eight = (eight >> (16 * (k % 2))) as u16;
-    let four = (four >> (16 * (k % 2) + 4 * (k % GROUP / 2))) as u16 & 0xF;
+    let four = (four >> (16 * (k % 2) + 4 * (k % STEP / 2))) as u16 & 0xF;
     let top = if k % 4 < 2 {
         eight
     } else {
         (eight >> 4 & 0x0700) | (eight << 4 & 0x80F0)
     };
     (top & 0x87F0) | four
-}
-
-/// An escape as it is kept: place above bits.
-fn escape_entry(escape: EscapedWeight) -> u32 {
-    ((escape.column * LANES + escape.channel) as u32) << 16 | u32::from(escape.bits)
 }
 
 /// BF16 bits as fp32, NaN payloads kept.

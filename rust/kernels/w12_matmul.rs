@@ -14,7 +14,7 @@ use std::ops::Range;
 use super::bf16_matmul::{Epilogue, K_BLOCK};
 use super::channel_tasks::for_each_channel_task;
 pub(crate) use super::packed_w12::EscapedWeight;
-use super::packed_w12::{ESCAPE_COLUMNS, LaneWords};
+use super::packed_w12::{LaneWords, PIECE_COLUMNS};
 pub use super::packed_w12::{PackedW12, WeightView};
 use super::simd::{self, Isa, LANES, Lanes, Task, Words};
 use super::{Kernel, check_len, check_size};
@@ -140,7 +140,7 @@ impl TilesTask<'_> {
         rows: Range<usize>,
         space: &mut Workspace,
     ) {
-        const { assert!(BUFFER_COLUMNS / T >= ESCAPE_COLUMNS) };
+        const { assert!(BUFFER_COLUMNS / T >= PIECE_COLUMNS) };
         let run_len = (BUFFER_COLUMNS / T).min(K_BLOCK);
         let k = self.weight.in_features();
         for first_tile in self.tiles.clone().step_by(T) {
@@ -150,9 +150,11 @@ impl TilesTask<'_> {
             for first_k in (0..k).step_by(run_len) {
                 let len = run_len.min(k - first_k);
                 for tile in 0..num_tiles {
+                    let first_piece = first_k / PIECE_COLUMNS;
+                    let pieces = first_piece..first_piece + len.div_ceil(PIECE_COLUMNS);
                     let pairs = &mut space.pairs[tile * run_len / 2..][..run_len / 2];
                     self.weight
-                        .decode::<L>(self.view, first_tile + tile, first_k, len, pairs);
+                        .decode::<L>(self.view, first_tile + tile, pieces, pairs);
                 }
                 if first_k % K_BLOCK == 0 {
                     space.chains[..used].fill([0.0; LANES]);

@@ -104,6 +104,8 @@ impl Words for PortableWords {
         Self(*words)
     }
     #[inline(always)]
+    fn prefetch(_: *const [u32; LANES]) {}
+    #[inline(always)]
     fn store(self, words: &mut [u32; LANES]) {
         *words = self.0;
     }

@@ -8,6 +8,8 @@ pub trait Words: Copy {
     fn splat(value: u32) -> Self;
     /// All 16 words.
     fn load(words: &[u32; LANES]) -> Self;
+    /// Asks for the cache line at `words`, which may lie anywhere, to be brought closer.
+    fn prefetch(words: *const [u32; LANES]);
     /// Writes all 16 words.
     fn store(self, words: &mut [u32; LANES]);
     /// Bits set in both.

@@ -229,6 +229,10 @@ impl Words for Avx512Words {
         Self(unsafe { _mm512_loadu_si512(words.as_ptr().cast()) })
     }
     #[inline(always)]
+    fn prefetch(words: *const [u32; LANES]) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(words.cast()) }
+    }
+    #[inline(always)]
     fn store(self, words: &mut [u32; LANES]) {
         unsafe { _mm512_storeu_si512(words.as_mut_ptr().cast(), self.0) }
     }
@@ -273,6 +277,10 @@ impl Words for Avx2Words {
                 _mm256_loadu_si256(p.add(8).cast()),
             )
         }
+    }
+    #[inline(always)]
+    fn prefetch(words: *const [u32; LANES]) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(words.cast()) }
     }
     #[inline(always)]
     fn store(self, words: &mut [u32; LANES]) {
