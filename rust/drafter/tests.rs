@@ -9,6 +9,7 @@ use tempfile::TempDir;
 use super::proposal::Level;
 use super::*;
 use crate::error::{DrafterError, Error};
+use crate::options::WeightFormat;
 use crate::weights::Checkpoint;
 use crate::weights::raw_safetensors::{copy, demo_target, edit_json};
 
