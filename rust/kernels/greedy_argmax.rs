@@ -42,18 +42,7 @@ impl Kernel for GreedyArgmax {
         )?;
         check_len(Self::NAME, "masked", args.masked.len(), num_rows)?;
         check_len(Self::NAME, "token_ids", args.token_ids.len(), num_rows)?;
-        for masked in args.masked.iter().filter(|ids| ids.len() >= vocab_size) {
-            let got = sorted_within(masked, vocab_size).len();
-            if got == vocab_size {
-                return Err(KernelError::OutOfRange {
-                    kernel: Self::NAME,
-                    argument: "number of masked ids",
-                    bound: vocab_size,
-                    got,
-                });
-            }
-        }
-        Ok(())
+        check_masks(Self::NAME, args.masked, vocab_size)
     }
 
     fn host(device: &HostDevice, args: GreedyArgmaxArgs<'_>) {
@@ -76,6 +65,26 @@ impl Kernel for GreedyArgmax {
             });
         }
     }
+}
+
+/// Refuses a row all of whose ids are masked.
+pub(super) fn check_masks(
+    kernel: &'static str,
+    masked: &[&[u32]],
+    vocab_size: usize,
+) -> Result<(), KernelError> {
+    for masked in masked.iter().filter(|ids| ids.len() >= vocab_size) {
+        let got = sorted_within(masked, vocab_size).len();
+        if got == vocab_size {
+            return Err(KernelError::OutOfRange {
+                kernel,
+                argument: "number of masked ids",
+                bound: vocab_size,
+                got,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// The distinct ids below `vocab_size`, ascending.
