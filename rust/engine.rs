@@ -117,7 +117,7 @@ impl Engine {
             suppressed_ids: config.suppress_tokens.clone(),
         };
         let taps = drafter.as_ref().map_or(&[][..], |drafter| drafter.taps());
-        let target = Decoder::new(config, weights, taps, &device);
+        let target = Decoder::new(config, weights, taps, plan.head, &device);
         Ok(Self {
             pair: ModelPair {
                 device,

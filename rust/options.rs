@@ -14,6 +14,8 @@ pub struct EngineOptions {
     pub device: String,
     /// `auto` or `bf16`.
     pub weight_format: String,
+    /// How greedy tokens are found: `auto`, `dense` or `screened`.
+    pub head: String,
     /// Context limit in tokens; `None` = the model's.
     pub max_model_len: Option<usize>,
     /// Requests that may run at once.
@@ -43,6 +45,7 @@ impl EngineOptions {
         one_of("dtype", &self.dtype, &["auto", "float32"])?;
         one_of("device", &self.device, &["auto", "cpu"])?;
         one_of("weight_format", &self.weight_format, &["auto", "bf16"])?;
+        one_of("head", &self.head, &["auto", "dense", "screened"])?;
         let value = |option, expected: &str, got: String| {
             Err(OptionError::Value {
                 option,

@@ -8,6 +8,7 @@ use crate::error::{DrafterError, OptionError, Result};
 use crate::kernels::paths::MAX_PATH_ROWS;
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::model::config::{MixerKind, ModelConfig};
+use crate::model::head::HeadPath;
 use crate::options::EngineOptions;
 use crate::step::decode_step::TreePlan;
 use crate::step::tree::TreePolicy;
@@ -27,6 +28,8 @@ pub struct EnginePlan {
     pub max_num_seqs: usize,
     /// Most rows of one forward.
     pub max_step_rows: usize,
+    /// How greedy tokens are found.
+    pub head: HeadPath,
     /// Tree shape.
     pub tree: TreePlan,
     /// KV pages of 64 positions, shared by all requests.
@@ -91,6 +94,7 @@ impl EnginePlan {
             max_model_len,
             max_num_seqs: options.max_num_seqs,
             max_step_rows: MAX_STEP_ROWS.max(tree.tree_nodes).max(MAX_PATH_ROWS),
+            head: resolve_head(options, config)?,
             tree,
             num_kv_pages,
             kv_page_bytes,
@@ -111,6 +115,20 @@ pub fn layer_caches(config: &ModelConfig) -> Vec<LayerCache> {
             MixerKind::GatedDelta => LayerCache::GatedDelta,
         })
         .collect()
+}
+
+fn resolve_head(options: &EngineOptions, config: &ModelConfig) -> Result<HeadPath> {
+    match options.head.as_str() {
+        "dense" => Ok(HeadPath::Dense),
+        "screened" if HeadPath::can_screen(config.hidden_size) => Ok(HeadPath::Screened),
+        "screened" => Err(OptionError::Value {
+            option: "head",
+            expected: "dense or auto for a hidden size beyond 65536".into(),
+            got: "\"screened\"".into(),
+        }
+        .into()),
+        _ => Ok(HeadPath::usual(config.vocab_size, config.hidden_size)),
+    }
 }
 
 fn resolve_tree(options: &EngineOptions, drafter: Option<&dyn Drafter>) -> Result<TreePlan> {

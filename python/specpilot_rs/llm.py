@@ -42,7 +42,7 @@ _LLM_OPTIONS = (
     "revision",
     "speculative_config",
     "profile",
-    *(f.name for f in dataclasses.fields(EngineOptions)[:8]),
+    *(f.name for f in dataclasses.fields(EngineOptions)[:9]),
 )
 
 
@@ -58,6 +58,7 @@ class LLM:
         dtype: str = EngineOptions.dtype,
         device: str = EngineOptions.device,
         weight_format: str = EngineOptions.weight_format,
+        head: str = EngineOptions.head,
         max_model_len: int | None = EngineOptions.max_model_len,
         max_num_seqs: int = EngineOptions.max_num_seqs,
         gpu_memory_utilization: float = EngineOptions.gpu_memory_utilization,
@@ -77,6 +78,7 @@ class LLM:
             dtype: Type of activations.
             device: "auto" or "cpu".
             weight_format: How weights are held.
+            head: How greedy tokens are found: "dense", "screened" or "auto"; the tokens are the same.
             max_model_len: Most tokens of prompt and output together.
             max_num_seqs: Most requests decoded at once.
             gpu_memory_utilization: Share of the device's memory that the engine may take.
@@ -100,6 +102,7 @@ class LLM:
             dtype=dtype,
             device=device,
             weight_format=weight_format,
+            head=head,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             gpu_memory_utilization=gpu_memory_utilization,

@@ -83,6 +83,11 @@ class EngineOptions:
     dtype: str = _option("auto", "Activations: auto (float32 on the CPU) or float32.")
     device: str = _option("auto", "Where to run: auto or cpu.")
     weight_format: str = _option("auto", "How weights are held: auto (as in the checkpoint) or bf16.")
+    head: str = _option(
+        "auto",
+        "How greedy tokens are found: dense (all logits), screened (an INT8 copy of the LM head picks the few "
+        "that could win; same tokens) or auto (screened from a million head weights on).",
+    )
     max_model_len: int | None = _option(
         None, "Most tokens of prompt and output; the model's own limit if omitted."
     )
@@ -98,7 +103,7 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         """Refuses values whose type Rust could not even read."""
-        for name in ("dtype", "device", "weight_format"):
+        for name in ("dtype", "device", "weight_format", "head"):
             _require(isinstance(getattr(self, name), str), name, "a string", getattr(self, name))
         for name in ("max_model_len", "max_num_seqs", "num_threads"):
             value = getattr(self, name)

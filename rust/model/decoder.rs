@@ -10,10 +10,12 @@ use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
 use crate::kernels::gate::{Gate, GateArgs, GateKind};
+use crate::kernels::lm_head_screen::ScreenedHead;
 use crate::kernels::paths::RowPaths;
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 
 use super::config::ModelConfig;
+use super::head::{GreedyChoices, Head, HeadPath};
 use super::tail::{LayerTail, PassTail};
 use super::weights::{DecoderWeights, LayerWeights, MixerWeights};
 use super::{attention, gdn};
@@ -55,8 +57,7 @@ pub struct Decoder {
     capacity_rows: usize,
     workspace: Workspace,
     tail: PassTail,
-    logits: Buffer<f32>,
-    head_rows: Buffer<f32>,
+    head: Head,
 }
 
 impl Decoder {
@@ -65,6 +66,7 @@ impl Decoder {
         config: ModelConfig,
         weights: DecoderWeights,
         tap_layers: &[usize],
+        head: HeadPath,
         device: &Device,
     ) -> Self {
         Self {
@@ -73,8 +75,7 @@ impl Decoder {
             tail: PassTail::new(&config, 0, device),
             tap_layers: tap_layers.to_vec(),
             capacity_rows: 0,
-            logits: device.alloc(0),
-            head_rows: device.alloc(0),
+            head: Head::new(device, &weights, head),
             config,
             weights,
         }
@@ -163,22 +164,57 @@ impl Decoder {
     /// # Errors
     /// [`KernelError`] when a kernel refuses its arguments.
     pub fn logits(&mut self, device: &Device, rows: &[usize]) -> Result<&Buffer<f32>, KernelError> {
-        let (h, v) = (self.config.hidden_size, self.config.vocab_size);
-        if self.logits.len() < rows.len() * v {
-            self.logits = device.alloc(rows.len() * v);
-            self.head_rows = device.alloc(rows.len() * h);
-        }
-        for (to, &from) in self.head_rows.host_mut().chunks_exact_mut(h).zip(rows) {
-            to.copy_from_slice(&self.workspace.hidden.host()[from * h..][..h]);
-        }
-        self.weights
-            .logits(device, &self.head_rows, rows.len(), &mut self.logits)?;
-        Ok(&self.logits)
+        let hidden = &self.workspace.hidden;
+        self.head.logits(device, &self.weights, hidden, rows)
     }
 
-    /// What the last call of [`Self::logits`] computed.
+    /// What the last call of [`Self::logits`] or [`Self::choose_with_logits`] computed.
     pub fn last_logits(&self) -> &Buffer<f32> {
-        &self.logits
+        self.head.last_logits()
+    }
+
+    /// Greedy tokens of chosen rows of the last forward, `masked` listing the ids that each may not choose; screened
+    /// where the engine screens.
+    ///
+    /// # Errors
+    /// [`KernelError`] when a kernel refuses its arguments.
+    pub fn choose(
+        &mut self,
+        device: &Device,
+        rows: &[usize],
+        masked: &[&[u32]],
+    ) -> Result<GreedyChoices, KernelError> {
+        let hidden = &self.workspace.hidden;
+        self.head
+            .choose(device, &self.weights, hidden, rows, masked)
+    }
+
+    /// The same tokens by all logits, which [`Self::last_logits`] then gives.
+    ///
+    /// # Errors
+    /// [`KernelError`] when a kernel refuses its arguments.
+    pub fn choose_with_logits(
+        &mut self,
+        device: &Device,
+        rows: &[usize],
+        masked: &[&[u32]],
+    ) -> Result<GreedyChoices, KernelError> {
+        let hidden = &self.workspace.hidden;
+        self.head
+            .choose_densely(device, &self.weights, hidden, rows, masked)
+    }
+
+    /// How greedy tokens are found.
+    pub fn head_path(&self) -> HeadPath {
+        match self.head.screened() {
+            Some(_) => HeadPath::Screened,
+            None => HeadPath::Dense,
+        }
+    }
+
+    /// Bytes of copies made of the weights: the screened head.
+    pub fn num_copy_bytes(&self) -> usize {
+        self.head.screened().map_or(0, ScreenedHead::num_bytes)
     }
 
     /// Commits the rows of one accepted path of the last forward to the caches of `slot`.

@@ -56,6 +56,8 @@ impl Engine {
                 device: engine.device().name(),
                 num_parameters: weights.num_parameters(),
                 weight_bytes: weights.num_bytes(),
+                copy_bytes: engine.target().num_copy_bytes(),
+                head: engine.target().head_path().name(),
                 method: engine.drafter_method(),
                 plan: plan.clone(),
                 num_free_kv_pages: engine.num_free_kv_pages(),
@@ -161,6 +163,7 @@ fn extract_options(options: &Bound<'_, PyAny>) -> PyResult<EngineOptions> {
         dtype: options.getattr("dtype")?.extract()?,
         device: options.getattr("device")?.extract()?,
         weight_format: options.getattr("weight_format")?.extract()?,
+        head: options.getattr("head")?.extract()?,
         max_model_len: options.getattr("max_model_len")?.extract()?,
         max_num_seqs: options.getattr("max_num_seqs")?.extract()?,
         gpu_memory_utilization: options.getattr("gpu_memory_utilization")?.extract()?,
@@ -183,6 +186,8 @@ struct Description {
     device: &'static str,
     num_parameters: usize,
     weight_bytes: usize,
+    copy_bytes: usize,
+    head: &'static str,
     method: Option<&'static str>,
     plan: crate::plan::EnginePlan,
     num_free_kv_pages: usize,
@@ -198,6 +203,8 @@ impl Description {
         dict.set_item("num_parameters", self.num_parameters)?;
         dict.set_item("weight_bytes", self.weight_bytes)?;
         dict.set_item("weight_format", "bf16")?;
+        dict.set_item("head", self.head)?;
+        dict.set_item("screened_head_bytes", self.copy_bytes)?;
         dict.set_item("eos_token_ids", self.eos_token_ids)?;
         dict.set_item("suppress_tokens", self.suppress_tokens)?;
         dict.set_item("dtype", "float32")?;

@@ -4,7 +4,7 @@
 use crate::drafter::proposal::Proposal;
 use crate::kernels::paths::RowPaths;
 use crate::model::decoder::ResidualProbe;
-use crate::request::FinishReason;
+use crate::request::{FinishReason, ScreenCounts};
 
 use super::tree::TokenTree;
 
@@ -67,6 +67,8 @@ pub struct Verified {
     pub(super) paths: RowPaths,
     /// Greedy choice after each row, where it was needed.
     pub(super) predicted: Vec<Option<u32>>,
+    /// How the choices of each entry's rows were found.
+    pub(super) screening: Vec<ScreenCounts>,
     pub(super) records: Option<RowRecords>,
 }
 
@@ -82,6 +84,7 @@ pub struct Accepted {
     pub(super) batch: Batch,
     pub(super) trees: Vec<TokenTree>,
     pub(super) accepted: Vec<AcceptedPath>,
+    pub(super) screening: Vec<ScreenCounts>,
     pub(super) records: Option<RowRecords>,
 }
 
