@@ -85,8 +85,8 @@ class EngineOptions:
     weight_format: str = _option("auto", "How weights are held: auto (as in the checkpoint) or bf16.")
     head: str = _option(
         "auto",
-        "How greedy tokens are found: dense (all logits), screened (an INT8 copy of the LM head picks the few "
-        "that could win; same tokens) or auto (screened from a million head weights on).",
+        "How greedy tokens are found: dense (all logits), screened (an INT8 copy of the LM head picks the "
+        "few that could win; same tokens) or auto (screened where that is faster).",
     )
     max_model_len: int | None = _option(
         None, "Most tokens of prompt and output; the model's own limit if omitted."

@@ -2,12 +2,12 @@
 
 use super::super::bf16_matmul::K_BLOCK;
 use super::super::simd::bytes::Quad;
+use super::super::simd::{self, LANES, Lanes, Task};
 use super::head::{ROUND, ScreenedHead};
 
 /// A row is `step * (TERM_BASE * high + low)` with `high` and `low` in -127..=127.
-const TERM_BASE: i32 = 255;
-const MAX_TERM: i32 = 127;
-const MAX_SUM: i32 = TERM_BASE * MAX_TERM + MAX_TERM;
+const TERM_BASE: f64 = 255.0;
+const MAX_SUM: f64 = TERM_BASE * 127.0 + 127.0;
 
 /// A row of activations in two byte terms, with all that its bounds need. Factors of 1 + 2^-30 and the like are above
 /// every rounding of the f64 arithmetic around them.
@@ -72,43 +72,74 @@ impl CodedRow {
     /// `None` when `x` cannot be screened: it holds a NaN or an infinity or nothing but zeros, or the engine's sums
     /// could overflow.
     pub(super) fn new(x: &[f32], head: &ScreenedHead) -> Option<Self> {
-        let largest = x.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
-        // `max` passes over a NaN, a sum keeps it.
-        let squares: f64 = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
-        if largest == 0.0 || !squares.is_finite() || largest == f32::INFINITY {
-            return None;
+        simd::dispatch(CodeRow { x, head })
+    }
+
+    pub(super) fn bound(&self) -> RowBound {
+        self.bound
+    }
+}
+
+/// Codes one row. Written lane by lane over arrays, which the compiler turns into the chosen instructions.
+struct CodeRow<'a> {
+    x: &'a [f32],
+    head: &'a ScreenedHead,
+}
+
+impl Task for CodeRow<'_> {
+    type Output = Option<CodedRow>;
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) -> Option<CodedRow> {
+        // Magnitudes order like their bits; NaN and infinity lie above all others.
+        let (mut largest, mut squares) = ([0_u32; LANES], [0.0_f64; LANES]);
+        for x in padded_blocks(self.x) {
+            for lane in 0..LANES {
+                largest[lane] = largest[lane].max(x[lane].to_bits() & 0x7FFF_FFFF);
+                squares[lane] += f64::from(x[lane]) * f64::from(x[lane]);
+            }
         }
+        let largest = f32::from_bits(largest.into_iter().fold(0, u32::max));
         let up = 1.0 + 2.0_f64.powi(-30);
-        let norm = squares.sqrt() * up;
-        if head.largest_norm() * norm >= 2.0_f64.powi(126) {
+        let norm = squares.iter().sum::<f64>().sqrt() * up;
+        let can_overflow = self.head.largest_norm() * norm >= 2.0_f64.powi(126);
+        if largest == 0.0 || !largest.is_finite() || can_overflow {
             return None;
         }
         // 24 significant bits times a 16-bit integer: `step * sum` below is exact.
-        let step = f64::from(largest) / f64::from(MAX_SUM);
+        let step = f64::from(largest) / MAX_SUM;
         let step = f64::from_bits(step.to_bits() & !((1 << 29) - 1));
         let inverse = 1.0 / step;
-        let num_quads = x.len().div_ceil(4);
+        let num_quads = self.x.len().div_ceil(LANES) * (LANES / 4);
         let (mut high, mut low) = (vec![[0; 4]; num_quads], vec![[0; 4]; num_quads]);
-        let (mut high_sum, mut low_sum, mut rest) = (0, 0, 0.0);
-        for (i, &x) in x.iter().enumerate() {
-            let x = f64::from(x);
-            let sum = ((x * inverse + ROUND - ROUND) as i32).clamp(-MAX_SUM, MAX_SUM);
-            let upper = (sum + MAX_TERM).div_euclid(TERM_BASE);
-            let lower = sum - TERM_BASE * upper;
-            high[i / 4][i % 4] = upper as i8;
-            low[i / 4][i % 4] = lower as i8;
-            high_sum += upper;
-            low_sum += lower;
-            let left = x - step * f64::from(sum);
-            rest += left * left;
+        let (mut high_sums, mut low_sums) = ([0.0_f64; LANES], [0.0_f64; LANES]);
+        let mut rest = [0.0_f64; LANES];
+        let blocks = padded_blocks(self.x)
+            .zip(high.as_flattened_mut().as_chunks_mut::<LANES>().0)
+            .zip(low.as_flattened_mut().as_chunks_mut::<LANES>().0);
+        for ((x, high), low) in blocks {
+            for lane in 0..LANES {
+                let x = f64::from(x[lane]);
+                let sum = (x * inverse + ROUND - ROUND).clamp(-MAX_SUM, MAX_SUM);
+                // No integer over 255 is near half of one: rounding to the nearest leaves -127..=127.
+                let upper = sum * (1.0 / TERM_BASE) + ROUND;
+                let lower = sum - TERM_BASE * (upper - ROUND) + ROUND;
+                // The last bits of such a sum are those of the integer.
+                high[lane] = upper.to_bits() as i8;
+                low[lane] = lower.to_bits() as i8;
+                high_sums[lane] += upper - ROUND;
+                low_sums[lane] += lower - ROUND;
+                let left = x - step * sum;
+                rest[lane] += left * left;
+            }
         }
-        let rest_norm = rest.sqrt() * up;
-        let k = x.len();
-        Some(Self {
+        let rest_norm = rest.iter().sum::<f64>().sqrt() * up;
+        let k = self.x.len();
+        Some(CodedRow {
             high,
             low,
-            high_sum,
-            low_sum,
+            high_sum: high_sums.iter().sum::<f64>() as i32,
+            low_sum: low_sums.iter().sum::<f64>() as i32,
             bound: RowBound {
                 step,
                 norm,
@@ -118,10 +149,16 @@ impl CodedRow {
             },
         })
     }
+}
 
-    pub(super) fn bound(&self) -> RowBound {
-        self.bound
-    }
+/// The row in blocks of 16, the last one padded with zeros.
+#[inline(always)]
+fn padded_blocks(x: &[f32]) -> impl Iterator<Item = [f32; LANES]> {
+    let (blocks, rest) = x.as_chunks::<LANES>();
+    let mut last = [0.0; LANES];
+    last[..rest.len()].copy_from_slice(rest);
+    let last = (!rest.is_empty()).then_some(last);
+    blocks.iter().copied().chain(last)
 }
 
 impl RowBound {
@@ -135,7 +172,7 @@ impl RowBound {
         (high, low): (i32, i32),
     ) -> Interval {
         let (scale, residual, coded) = (f64::from(scale), f64::from(residual), f64::from(coded));
-        let sum = f64::from(TERM_BASE) * f64::from(high) + f64::from(low);
+        let sum = TERM_BASE * f64::from(high) + f64::from(low);
         Interval {
             centre: self.step * scale * sum,
             screen: residual * self.norm + coded * self.rest_norm,
