@@ -3,7 +3,7 @@
 use super::super::bf16_matmul::K_BLOCK;
 use super::super::simd::bytes::Quad;
 use super::super::simd::{self, LANES, Lanes, Task};
-use super::head::{ROUND, ScreenedHead};
+use super::head::{ROUND, ScreenedHead, TileBounds};
 
 /// A row is `step * (TERM_BASE * high + low)` with `high` and `low` in -127..=127.
 const TERM_BASE: f64 = 255.0;
@@ -162,16 +162,19 @@ fn padded_blocks(x: &[f32]) -> impl Iterator<Item = [f32; LANES]> {
 }
 
 impl RowBound {
-    /// The interval of a channel with this scale and these norms, whose codes gave the sums `high` and `low`.
+    /// The interval of channel `lane` of a tile, whose codes gave the sums `high` and `low`.
     #[inline(always)]
     pub(super) fn interval(
         &self,
-        scale: f32,
-        residual: f32,
-        coded: f32,
+        bounds: &TileBounds,
+        lane: usize,
         (high, low): (i32, i32),
     ) -> Interval {
-        let (scale, residual, coded) = (f64::from(scale), f64::from(residual), f64::from(coded));
+        let scale = f64::from(bounds.scale[lane]);
+        let (residual, coded) = (
+            f64::from(bounds.residual[lane]),
+            f64::from(bounds.coded[lane]),
+        );
         let sum = TERM_BASE * f64::from(high) + f64::from(low);
         Interval {
             centre: self.step * scale * sum,

@@ -6,6 +6,8 @@ use super::super::simd::bytes::{self, ByteLanes, ByteTask};
 use super::super::simd::{Isa, LANES};
 use super::head::{ScreenedHead, TileBounds};
 use super::rows::CodedRow;
+#[cfg(any(test, feature = "python"))]
+use super::rows::Interval;
 use crate::device::HostDevice;
 
 /// Below this many byte products (reading the codes counts as three rows) a scan stays on its own thread.
@@ -48,7 +50,7 @@ impl Threshold {
         }
     }
 
-    /// Takes note of a channel's lower bound; NaN stands for a masked one.
+    /// Takes note of a channel's lower bound.
     fn add(&mut self, lower: f64) {
         if lower > self.largest {
             self.second = self.largest;
@@ -95,51 +97,39 @@ impl Candidates {
         high: &[i32; LANES],
         low: &[i32; LANES],
     ) {
-        let bound = row.coded.bound();
-        let (mut lower, mut upper) = ([0.0; LANES], [0.0; LANES]);
+        // Most tiles hold no candidate, so upper bounds alone are looked at first. One comparison for all lanes and a
+        // copied threshold, so that it becomes a vector comparison.
+        let (bound, threshold) = (row.coded.bound(), self.threshold.value());
+        let mut reaches = false;
         for lane in 0..LANES {
-            let interval = bound.interval(
-                bounds.scale[lane],
-                bounds.residual[lane],
-                bounds.coded[lane],
-                (high[lane], low[lane]),
-            );
-            lower[lane] = interval.lower();
-            upper[lane] = interval.upper();
+            let upper = bound
+                .interval(bounds, lane, (high[lane], low[lane]))
+                .upper();
+            reaches |= upper >= threshold;
         }
-        let masked = row.masked[tile];
-        if masked != 0 {
-            for lane in (0..LANES).filter(|lane| masked >> lane & 1 == 1) {
-                (lower[lane], upper[lane]) = (f64::NAN, f64::NAN);
+        if reaches {
+            let (mut lower, mut upper) = ([0.0; LANES], [0.0; LANES]);
+            for lane in 0..LANES {
+                let interval = bound.interval(bounds, lane, (high[lane], low[lane]));
+                (lower[lane], upper[lane]) = (interval.lower(), interval.upper());
             }
+            self.note(tile, row.masked[tile], &lower, &upper);
         }
-        if largest(&lower) > self.threshold.value() {
-            lower.iter().for_each(|&lower| self.threshold.add(lower));
+    }
+
+    /// Raises the threshold by the tile's unmasked channels, then keeps those that still reach it.
+    fn note(&mut self, tile: usize, masked: u16, lower: &[f64; LANES], upper: &[f64; LANES]) {
+        let unmasked = |lane: &usize| masked >> lane & 1 == 0;
+        for lane in (0..LANES).filter(unmasked) {
+            self.threshold.add(lower[lane]);
         }
         let threshold = self.threshold.value();
-        if largest(&upper) >= threshold {
-            let first_id = (tile * LANES) as u32;
-            for (id, &upper) in (first_id..).zip(&upper) {
-                if upper >= threshold {
-                    self.found.push((upper, id));
-                }
+        for lane in (0..LANES).filter(unmasked) {
+            if upper[lane] >= threshold {
+                self.found.push((upper[lane], (tile * LANES + lane) as u32));
             }
         }
     }
-}
-
-/// The largest value that is not NaN, or -inf.
-#[inline(always)]
-fn largest(values: &[f64; LANES]) -> f64 {
-    let pick = |a: f64, b: f64| if a > b { a } else { b };
-    let mut halves: [f64; LANES / 2] =
-        std::array::from_fn(|i| pick(values[i], pick(values[i + LANES / 2], f64::NEG_INFINITY)));
-    for half in [4, 2, 1] {
-        for i in 0..half {
-            halves[i] = pick(halves[i], halves[i + half]);
-        }
-    }
-    halves[0]
 }
 
 /// Scans the whole head for every row.
@@ -276,7 +266,7 @@ pub(super) struct IntervalsTask<'a> {
 
 #[cfg(any(test, feature = "python"))]
 impl ByteTask for IntervalsTask<'_> {
-    type Output = Vec<super::Interval>;
+    type Output = Vec<Interval>;
 
     #[inline(always)]
     fn run<B: ByteLanes>(self) -> Self::Output {
@@ -290,12 +280,8 @@ impl ByteTask for IntervalsTask<'_> {
             }
             let (high, low) = (sums.0.sums(), sums.1.sums());
             intervals.extend((0..LANES).map(|lane| {
-                self.row.bound().interval(
-                    bounds.scale[lane],
-                    bounds.residual[lane],
-                    bounds.coded[lane],
-                    (high[lane], low[lane]),
-                )
+                let sums = (high[lane], low[lane]);
+                self.row.bound().interval(bounds, lane, sums)
             }));
         }
         intervals.truncate(self.head.out_features());

@@ -57,6 +57,12 @@ pub(super) fn lm_head_screen<'py>(
     ))
 }
 
+/// Whether this machine has the instructions that make screening pay at several rows.
+#[pyfunction]
+pub(super) fn has_byte_products() -> bool {
+    simd::bytes::has_byte_products()
+}
+
 /// Centre, bound of the coding error and bound of the summation error, `[rows * vocab_size, 3]`, of every logit as the
 /// scan computes them. A row that cannot be screened is refused.
 #[pyfunction]

@@ -61,7 +61,7 @@ pub(super) mod kernels_module {
     #[pymodule_export]
     use super::greedy_argmax::greedy_argmax;
     #[pymodule_export]
-    use super::lm_head_screen::{lm_head_intervals, lm_head_screen};
+    use super::lm_head_screen::{has_byte_products, lm_head_intervals, lm_head_screen};
     #[pymodule_export]
     use super::rms_norm::rms_norm;
     #[pymodule_export]
