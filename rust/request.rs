@@ -98,29 +98,40 @@ pub struct ScoreRecord {
     pub residual_l2: Vec<f32>,
     /// L2 norm after the final norm, `[T]`.
     pub final_norm_l2: Vec<f32>,
-    /// Residual stream of the last recorded row entering layer 0 and after each layer, `[L + 1, H]`.
+    /// Residual stream of the last recorded row entering layer 0 and after each layer, `[L + 1, H]`; empty after a stop
+    /// string.
     pub last_residuals: Vec<f32>,
-    /// Recurrent state after the last committed token, `[GDN layers, Hv, Dk, Dv]`; absent when the model has none, or
-    /// when a stop string dropped tokens that were already committed.
+    /// Recurrent state after the last committed token, `[GDN layers, Hv, Dk, Dv]`; absent when the model has none, and
+    /// after a stop string, which ends a request between passes.
     pub gdn_state: Option<Vec<f32>>,
 }
 
 impl ScoreRecord {
-    /// Forgets all rows after the first `num_rows`.
-    pub fn truncate(&mut self, num_rows: usize) {
+    /// Forgets all rows after the first `num_rows`, and what belongs to the last row or to the state after it: where a
+    /// pass ended must not show.
+    pub fn cut_at_stop(&mut self, num_rows: usize) {
+        self.last_residuals.clear();
+        self.gdn_state = None;
         if num_rows < self.num_rows {
-            let per_row = |values: &mut Vec<f32>, total: usize| {
-                let width = values.len() / total;
-                values.truncate(width * num_rows);
-            };
-            per_row(&mut self.logits, self.num_rows);
-            per_row(&mut self.residual_l2, self.num_rows);
-            per_row(&mut self.final_norm_l2, self.num_rows);
-            self.last_residuals.clear();
-            self.gdn_state = None;
+            for values in [
+                &mut self.logits,
+                &mut self.residual_l2,
+                &mut self.final_norm_l2,
+            ] {
+                values.truncate(values.len() / self.num_rows * num_rows);
+            }
             self.num_rows = num_rows;
         }
     }
+}
+
+/// The target's best logit after a committed position is NaN or infinite: nothing can be chosen by it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NonFiniteLogit {
+    /// Position of the row.
+    pub position: usize,
+    /// The logit.
+    pub got: f32,
 }
 
 /// Where a request stands.
@@ -168,6 +179,8 @@ pub struct Request {
     pub record: ScoreRecord,
     /// Whether the caller wants to see each decode pass.
     pub record_rounds: bool,
+    /// Set when the request was ended because it could not go on; its batch mates are not touched.
+    pub failure: Option<NonFiniteLogit>,
     /// Exact decode passes so far.
     pub passes: Vec<DecodePass>,
     /// Prompt passes so far.
@@ -221,6 +234,7 @@ impl Request {
             record_from: None,
             record: ScoreRecord::default(),
             record_rounds: false,
+            failure: None,
             passes: Vec::new(),
             num_prompt_passes: 0,
             submitted: Instant::now(),
@@ -282,7 +296,7 @@ impl Request {
             left -= pass.num_emitted;
             pass.num_emitted > 0
         });
-        self.record.truncate(num_tokens);
+        self.record.cut_at_stop(num_tokens);
     }
 
     /// What its passes add up to.

@@ -54,11 +54,14 @@ class RunningRequest:
         return self.output is not None or self.failure is not None
 
     def raise_failure(self) -> None:
-        """Raises if the request was ended by a step that failed or was interrupted in another call.
+        """Raises if the request could not go on, or was ended by a step that failed in another call.
 
         Raises:
-            SpecPilotError: With that call's error as its cause.
+            RequestError: The request itself could not go on.
+            SpecPilotError: Another call's step failed; its error is the cause.
         """
+        if isinstance(self.failure, RequestError):
+            raise self.failure
         if self.failure is not None:
             raise SpecPilotError(
                 f"aborted: another call's step failed ({type(self.failure).__name__}: {self.failure})"
@@ -98,6 +101,8 @@ class RunningRequest:
 
     def finish(self, output: EngineOutput) -> None:
         """Takes the engine's final word."""
+        if output.failure is not None:
+            self.failure = RequestError(output.failure)
         self.token_ids = list(output.token_ids)
         if self.submission.decoder is not None and self._stop_string is None:
             self.text += self.submission.decoder.finish()

@@ -4,8 +4,9 @@ use numpy::{PyArray, PyArray1, PyArrayMethods};
 use pyo3::prelude::*;
 
 use crate::engine;
+use crate::error::RequestError;
 use crate::model::config::ModelConfig;
-use crate::request;
+use crate::request::{self, NonFiniteLogit};
 use crate::stream;
 
 /// News of one request after a step.
@@ -152,6 +153,7 @@ pub struct EngineOutput {
     metrics: Py<EngineMetrics>,
     record: Option<Py<ScoreRecord>>,
     rounds: Option<Vec<Py<RoundRecord>>>,
+    failure: Option<String>,
 }
 
 impl EngineOutput {
@@ -177,6 +179,9 @@ impl EngineOutput {
                     .collect()
             })
             .transpose()?;
+        let failure = request.failure.map(|NonFiniteLogit { position, got }| {
+            RequestError::NonFiniteLogit { position, got }.to_string()
+        });
         Ok(Self {
             token_ids: request.output().to_vec(),
             finish_reason: output.finish_reason.as_str(),
@@ -184,6 +189,7 @@ impl EngineOutput {
             metrics: Py::new(py, EngineMetrics::from(request.metrics()))?,
             record,
             rounds,
+            failure,
         })
     }
 }

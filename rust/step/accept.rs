@@ -1,10 +1,10 @@
 //! Accept stage: from the root, follow the child that is the target's own choice; cut exactly where plain decoding
 //! would have stopped.
 
-use crate::request::{FinishReason, Request};
+use crate::request::{FinishReason, NonFiniteLogit, Request};
 
 use super::tree::TokenTree;
-use super::types::{Accepted, AcceptedPath, Verified, Work};
+use super::types::{Accepted, AcceptedPath, Choice, Verified, Work};
 
 /// Decides what every entry commits.
 pub fn accept(requests: &[Request], verified: Verified) -> Accepted {
@@ -12,7 +12,7 @@ pub fn accept(requests: &[Request], verified: Verified) -> Accepted {
         batch,
         trees,
         paths,
-        predicted,
+        choices,
         records,
     } = verified;
     let accepted = batch
@@ -22,13 +22,13 @@ pub fn accept(requests: &[Request], verified: Verified) -> Accepted {
         .zip(&trees)
         .map(|((entry, segment), tree)| {
             let request = &requests[entry.index];
-            let predicted = &predicted[segment.rows.clone()];
+            let choices = &choices[segment.rows.clone()];
             let first_row = segment.rows.start as u32;
             match &entry.work {
                 Work::Prompt { completes, .. } => {
-                    accept_prompt(request, predicted, first_row, *completes)
+                    accept_prompt(request, choices, first_row, *completes)
                 }
-                Work::Decode { .. } => accept_tree(request, tree, predicted, first_row),
+                Work::Decode { .. } => accept_tree(request, tree, choices, first_row),
             }
         })
         .collect();
@@ -42,29 +42,33 @@ pub fn accept(requests: &[Request], verified: Verified) -> Accepted {
 
 fn accept_prompt(
     request: &Request,
-    predicted: &[Option<u32>],
+    choices: &[Option<Choice>],
     first_row: u32,
     completes: bool,
 ) -> AcceptedPath {
-    let rows = (first_row..first_row + predicted.len() as u32).collect();
-    let new_token_ids: Vec<u32> = predicted.last().copied().flatten().into_iter().collect();
-    let finish = match new_token_ids.first() {
-        Some(&token) => finish_after(request, token, 1),
-        // A score-only request ends with its prompt.
-        None => (completes && request.is_score()).then_some(FinishReason::Length),
-    };
-    AcceptedPath {
-        rows,
-        new_token_ids,
+    let mut path = AcceptedPath {
+        rows: (first_row..first_row + choices.len() as u32).collect(),
+        new_token_ids: Vec::new(),
         num_accepted: 0,
-        finish,
+        // A score-only request ends with its prompt.
+        finish: (completes && request.is_score()).then_some(FinishReason::Length),
+        failure: None,
+    };
+    match choices.last().copied().flatten() {
+        Some(Choice::Token(token)) => {
+            path.finish = finish_after(request, token, 1);
+            path.new_token_ids.push(token);
+        }
+        Some(Choice::NotFinite(got)) => path.fail(request.num_prompt_tokens - 1, got),
+        None => {}
     }
+    path
 }
 
 fn accept_tree(
     request: &Request,
     tree: &TokenTree,
-    predicted: &[Option<u32>],
+    choices: &[Option<Choice>],
     first_row: u32,
 ) -> AcceptedPath {
     let mut node = 0;
@@ -73,9 +77,16 @@ fn accept_tree(
         new_token_ids: Vec::new(),
         num_accepted: 0,
         finish: None,
+        failure: None,
     };
     loop {
-        let token = predicted[node].expect("every decode row has a choice");
+        let token = match choices[node].expect("every decode row has a choice") {
+            Choice::Token(token) => token,
+            Choice::NotFinite(got) => {
+                path.fail(request.committed_len + path.rows.len(), got);
+                return path;
+            }
+        };
         path.rows.push(first_row + node as u32);
         path.new_token_ids.push(token);
         let child = tree.child(node, token);
@@ -85,6 +96,14 @@ fn accept_tree(
             Some(child) if path.finish.is_none() => node = child,
             _ => return path,
         }
+    }
+}
+
+impl AcceptedPath {
+    /// Ends the request, and it alone, at a row whose logits decide nothing.
+    fn fail(&mut self, position: usize, got: f32) {
+        self.finish = Some(FinishReason::Abort);
+        self.failure = Some(NonFiniteLogit { position, got });
     }
 }
 

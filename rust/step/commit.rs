@@ -84,6 +84,7 @@ fn update(request: &mut Request, entry: &BatchEntry, tree: &TokenTree, path: &Ac
     if !path.new_token_ids.is_empty() {
         request.first_token.get_or_insert(now);
     }
+    request.failure = path.failure;
     if let Some(reason) = path.finish {
         request.state = State::Finished(reason);
         request.finished = Some(now);

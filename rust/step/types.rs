@@ -4,7 +4,7 @@
 use crate::drafter::proposal::Proposal;
 use crate::kernels::paths::RowPaths;
 use crate::model::decoder::ResidualProbe;
-use crate::request::FinishReason;
+use crate::request::{FinishReason, NonFiniteLogit};
 
 use super::tree::TokenTree;
 
@@ -66,8 +66,17 @@ pub struct Verified {
     pub(super) trees: Vec<TokenTree>,
     pub(super) paths: RowPaths,
     /// Greedy choice after each row, where it was needed.
-    pub(super) predicted: Vec<Option<u32>>,
+    pub(super) choices: Vec<Option<Choice>>,
     pub(super) records: Option<RowRecords>,
+}
+
+/// The target's word on what follows a row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Choice {
+    /// The token with the best logit.
+    Token(u32),
+    /// The best logit is no finite number. It matters only if the row is committed.
+    NotFinite(f32),
 }
 
 /// Values of recorded rows, until it is known which of them are committed.
@@ -86,7 +95,7 @@ pub struct Accepted {
 }
 
 /// What one entry commits: rows to the caches, tokens to its reader.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct AcceptedPath {
     /// Packed rows from the root down, cut where the request ends.
     pub rows: Vec<u32>,
@@ -96,6 +105,8 @@ pub struct AcceptedPath {
     pub num_accepted: usize,
     /// Set when the request ends here.
     pub finish: Option<FinishReason>,
+    /// Set when it ends because it cannot go on.
+    pub failure: Option<NonFiniteLogit>,
 }
 
 /// What a step did, in batch order.

@@ -1,7 +1,6 @@
 //! Verify stage: one exact forward over the rows of all trees, then the greedy choice after each row that needs one.
 
-use crate::device::Buffer;
-use crate::error::{RequestError, Result};
+use crate::error::Result;
 use crate::kernels::Kernel;
 use crate::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
 use crate::kernels::paths::RowPaths;
@@ -9,7 +8,7 @@ use crate::model::decoder::ResidualProbe;
 use crate::request::Request;
 
 use super::decode_step::ModelPair;
-use super::types::{RowRecords, TokenTrees, Verified, Work};
+use super::types::{Choice, RowRecords, TokenTrees, Verified, Work};
 
 /// Verifies all trees.
 ///
@@ -65,6 +64,7 @@ pub fn verify(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> 
         }
     }
     let mut choices = vec![0; rows.len()];
+    let mut best_logits = Vec::with_capacity(rows.len());
     if !rows.is_empty() {
         let vocab_size = pair.target.config().vocab_size;
         let logits = pair.target.logits(&pair.device, &rows)?;
@@ -78,41 +78,28 @@ pub fn verify(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> 
                 token_ids: &mut choices,
             },
         )?;
-        check_finite(logits, vocab_size, &choices, &rows, &paths)?;
+        best_logits.extend(
+            choices
+                .iter()
+                .enumerate()
+                .map(|(i, &choice)| logits.host()[i * vocab_size + choice as usize]),
+        );
     }
-    let mut predicted = vec![None; paths.num_rows()];
+    let mut row_choices = vec![None; paths.num_rows()];
     let mut logit_rows = vec![None; paths.num_rows()];
     for (i, row) in rows.into_iter().enumerate() {
         let row = row as usize;
-        predicted[row] = decides[i].then_some(choices[i]);
+        row_choices[row] = decides[i].then(|| match best_logits[i].is_finite() {
+            true => Choice::Token(choices[i]),
+            false => Choice::NotFinite(best_logits[i]),
+        });
         logit_rows[row] = Some(i);
     }
     Ok(Verified {
         batch,
         trees,
         paths,
-        predicted,
+        choices: row_choices,
         records: probe.map(|probe| RowRecords { probe, logit_rows }),
     })
-}
-
-/// Refuses to decide by a logit that is no number: the weights, or what they computed, are broken.
-fn check_finite(
-    logits: &Buffer<f32>,
-    vocab_size: usize,
-    choices: &[u32],
-    rows: &[u32],
-    paths: &RowPaths,
-) -> Result<()> {
-    for (i, (&choice, &row)) in choices.iter().zip(rows).enumerate() {
-        let logit = logits.host()[i * vocab_size + choice as usize];
-        if !logit.is_finite() {
-            return Err(RequestError::NonFiniteLogit {
-                position: paths.positions()[row as usize] as usize,
-                got: logit,
-            }
-            .into());
-        }
-    }
-    Ok(())
 }
