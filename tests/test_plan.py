@@ -260,7 +260,7 @@ def test_the_table():
 
 def test_json_on_the_command_line():
     arguments = ("plan", LLAMA_8B, "--memory", "24GiB", "--max-num-seqs", "2", "--max-model-len", "8192")
-    result = specpilot(*arguments, "--device", "cuda", "--dense-head", "--json")
+    result = specpilot(*arguments, "--device", "cuda", "--head", "dense", "--json")
     planned = json.loads(result.stdout)
     assert planned["memory_bytes"] == 24 * 2**30
     assert (planned["max_num_seqs"], planned["max_model_len"]) == (2, 8192)

@@ -42,16 +42,21 @@ def prompts(benchmark_prompts):
 
 @pytest.fixture(scope="module")
 def dense(prompts):
-    return generate(demo("dense"), prompts)
+    return generate(demo("dense", weight_format="bf16"), prompts)
 
 
 def num_screened_rows(output):
     return output.metrics.num_screened_rows
 
 
+@pytest.mark.parametrize("weight_format", ["bf16", "w12"])
 @pytest.mark.parametrize("speculative_config", SPECULATION)
-def test_tokens_are_those_of_the_dense_head(speculative_config, prompts, dense, report):
-    outputs = generate(demo("screened", speculative_config), prompts)
+def test_tokens_are_those_of_bf16_and_the_dense_head(
+    speculative_config, weight_format, prompts, dense, report
+):
+    llm = demo("screened", speculative_config, weight_format=weight_format)
+    assert llm.describe()["weight_format"] == weight_format
+    outputs = generate(llm, prompts)
     assert ids(outputs) == ids(dense)
     metrics = [output.metrics for output in outputs]
     for m in metrics:
@@ -64,7 +69,8 @@ def test_tokens_are_those_of_the_dense_head(speculative_config, prompts, dense, 
     assert fallbacks == 0
     method = "plain" if speculative_config is None else str(speculative_config.get("tree", "conditional"))
     report(
-        f"screened head, {method}: {rows} rows, {survivors / rows:.2f} survivors a row, {fallbacks} fallbacks"
+        f"screened head, {weight_format}, {method}: {rows} rows, {survivors / rows:.2f} survivors a row, "
+        f"{fallbacks} fallbacks"
     )
 
 
@@ -99,11 +105,12 @@ def test_recorded_and_unrecorded_requests_share_a_pass(prompts, dense):
         assert (output.metrics.num_screened_rows == 0) == (i % 2 == 0)
 
 
+@pytest.mark.parametrize("weight_format", ["bf16", "w12"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_families(family):
+def test_families(family, weight_format):
     directory = FIXTURES / "families" / family
     golden = json.loads((directory / "golden.json").read_bytes())
-    llm = LLM(str(directory), skip_tokenizer_init=True, head="screened")
+    llm = LLM(str(directory), skip_tokenizer_init=True, head="screened", weight_format=weight_format)
     for sequence in golden["sequences"]:
         want = sequence["fp32"]["greedy"]["ids"]
         params = SamplingParams(max_tokens=len(want), ignore_eos=True)
