@@ -75,16 +75,25 @@ impl FinishReason {
 pub struct DecodePass {
     /// Position of the anchor token (the tree's root).
     pub anchor_position: usize,
-    /// Drafted tokens of the verified tree, root excluded.
-    pub draft_token_ids: Vec<u32>,
-    /// Tree parent of each drafted token, as index into the drafts; `None` = the root.
-    pub parents: Vec<Option<usize>>,
+    /// Drafted tokens in the verified tree.
+    pub num_draft_tokens: usize,
     /// Length of the tree's longest branch.
     pub draft_depth: usize,
     /// Drafted tokens accepted *and* emitted.
     pub num_accepted: usize,
     /// Tokens emitted: accepted drafts and the target's own next token, cut at a stop.
     pub num_emitted: usize,
+    /// The drafts themselves, for callers who asked to see them.
+    pub drafts: Option<Drafts>,
+}
+
+/// What was drafted for one pass: its tree without the root.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drafts {
+    /// The tokens, parents first.
+    pub token_ids: Vec<u32>,
+    /// Tree parent of each token, as index into `token_ids`; `None` = the root.
+    pub parents: Vec<Option<usize>>,
 }
 
 /// Fp32 values of the rows that a caller asked to see.
@@ -177,7 +186,7 @@ pub struct Request {
     pub record_from: Option<usize>,
     /// The recorded rows.
     pub record: ScoreRecord,
-    /// Whether the caller wants to see each decode pass.
+    /// Whether the caller wants to see what each decode pass drafted.
     pub record_rounds: bool,
     /// Set when the request was ended because it could not go on; its batch mates are not touched.
     pub failure: Option<NonFiniteLogit>,
@@ -311,7 +320,7 @@ impl Request {
             counts[..len].iter_mut().for_each(|c| *c += 1);
         };
         for pass in &self.passes {
-            metrics.num_draft_tokens += pass.draft_token_ids.len();
+            metrics.num_draft_tokens += pass.num_draft_tokens;
             metrics.num_accepted_tokens += pass.num_accepted;
             count(&mut metrics.per_position_draft, pass.draft_depth);
             count(&mut metrics.per_position_accepted, pass.num_accepted);

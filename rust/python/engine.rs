@@ -13,13 +13,14 @@ use crate::error::{InternalError, Result};
 use crate::options::EngineOptions;
 use crate::request::SamplingParams;
 
-use super::outputs::{EngineOutput, StepEvent};
+use super::outputs::{EngineOutput, RecordShape, StepEvent};
 
 /// A loaded deployment. Methods release the interpreter while they work and may be called from several threads.
 #[pyclass(frozen, module = "specpilot_rs._core")]
 pub struct Engine {
     /// Worker threads do not survive a fork.
     process_id: u32,
+    record_shape: RecordShape,
     /// `None` after an internal error.
     inner: Mutex<Option<engine::Engine>>,
 }
@@ -42,6 +43,7 @@ impl Engine {
         numpy::PyArray1::<f32>::zeros(py, 0, false);
         Ok(Self {
             process_id: std::process::id(),
+            record_shape: RecordShape::of(opened.config()),
             inner: Mutex::new(Some(opened)),
         })
     }
@@ -107,10 +109,8 @@ impl Engine {
     }
 
     fn take_output(&self, py: Python<'_>, request_id: u64) -> PyResult<EngineOutput> {
-        let (output, shape) = self.with(py, |engine| {
-            Ok((engine.take_output(request_id)?, engine.config().clone()))
-        })?;
-        EngineOutput::new(py, output, &shape)
+        let output = self.with(py, |engine| engine.take_output(request_id))?;
+        EngineOutput::new(py, output, self.record_shape)
     }
 
     fn add_score_request(&self, py: Python<'_>, prompt_token_ids: Vec<u32>) -> PyResult<u64> {

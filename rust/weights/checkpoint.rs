@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::safetensors::MmapedSafetensors;
 use half::bf16;
@@ -24,30 +24,11 @@ type Result<T, E = CheckpointError> = std::result::Result<T, E>;
 const SINGLE_FILE: &str = "model.safetensors";
 const INDEX_FILE: &str = "model.safetensors.index.json";
 
-/// How far loading has come. Skipped tensors count as done once [`Checkpoint::finish`] has run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LoadProgress {
-    /// Tensors read or skipped so far.
-    pub tensors_done: usize,
-    /// Tensors of the checkpoint.
-    pub tensors_total: usize,
-    /// Bytes read or skipped so far.
-    pub bytes_done: u64,
-    /// Bytes of all tensors.
-    pub bytes_total: u64,
-}
-
-type OnProgress = Box<dyn Fn(LoadProgress) + Send + Sync>;
-
 /// The opened files of a model directory.
 pub struct Checkpoint {
     dir: PathBuf,
     shards: Vec<Shard>,
     tensors: BTreeMap<String, Entry>,
-    bytes_total: u64,
-    tensors_done: AtomicUsize,
-    bytes_done: AtomicU64,
-    on_progress: Option<OnProgress>,
 }
 
 struct Shard {
@@ -80,10 +61,6 @@ impl Checkpoint {
             dir: dir.to_owned(),
             shards: Vec::new(),
             tensors: BTreeMap::new(),
-            bytes_total: 0,
-            tensors_done: AtomicUsize::new(0),
-            bytes_done: AtomicU64::new(0),
-            on_progress: None,
         };
         if single.exists() {
             checkpoint.tensors = checkpoint.add_shard(single)?;
@@ -94,7 +71,6 @@ impl Checkpoint {
                 dir: dir.to_owned(),
             });
         }
-        checkpoint.bytes_total = checkpoint.tensors.values().map(|t| t.num_bytes).sum();
         Ok(checkpoint)
     }
 
@@ -111,15 +87,6 @@ impl Checkpoint {
         serde_json::from_slice(&text).map_or(true, |Index { weight_map }| {
             weight_map.values().all(|shard| dir.join(shard).exists())
         })
-    }
-
-    /// Calls `on_progress` after every tensor read.
-    pub fn with_progress(
-        mut self,
-        on_progress: impl Fn(LoadProgress) + Send + Sync + 'static,
-    ) -> Self {
-        self.on_progress = Some(Box::new(on_progress));
-        self
     }
 
     fn add_indexed_shards(&mut self, index: PathBuf) -> Result<()> {
@@ -242,7 +209,6 @@ impl Checkpoint {
             .collect();
         let packed = PackedBf16::pack(&weights, out_features, in_features);
         self.mark_used(entry);
-        self.report();
         Ok(packed)
     }
 
@@ -273,7 +239,6 @@ impl Checkpoint {
             _ => return Err(self.wrong_dtype(name, entry, "BF16 or F32")),
         };
         self.mark_used(entry);
-        self.report();
         Ok(Buffer::from_slice(&values))
     }
 
@@ -345,7 +310,6 @@ impl Checkpoint {
                 tensors: unused,
             });
         }
-        self.report();
         Ok(())
     }
 
@@ -395,22 +359,7 @@ impl Checkpoint {
     }
 
     fn mark_used(&self, entry: &Entry) {
-        if !entry.used.swap(true, Ordering::Relaxed) {
-            self.tensors_done.fetch_add(1, Ordering::Relaxed);
-            self.bytes_done
-                .fetch_add(entry.num_bytes, Ordering::Relaxed);
-        }
-    }
-
-    fn report(&self) {
-        if let Some(on_progress) = &self.on_progress {
-            on_progress(LoadProgress {
-                tensors_done: self.tensors_done.load(Ordering::Relaxed),
-                tensors_total: self.tensors.len(),
-                bytes_done: self.bytes_done.load(Ordering::Relaxed),
-                bytes_total: self.bytes_total,
-            });
-        }
+        entry.used.store(true, Ordering::Relaxed);
     }
 }
 

@@ -7,5 +7,5 @@ pub mod linear;
 #[cfg(test)]
 pub(crate) mod raw_safetensors;
 
-pub use checkpoint::{Checkpoint, LoadProgress};
+pub use checkpoint::Checkpoint;
 pub use linear::Linear;
