@@ -7,6 +7,8 @@ from numpy.typing import NDArray
 
 __version__: str
 __all__ = [
+    "DRAFTER_ARCHITECTURES",
+    "TARGET_ARCHITECTURES",
     "CheckpointError",
     "ConfigError",
     "DeviceError",
@@ -27,6 +29,8 @@ __all__ = [
     "plan",
 ]
 kernels: ModuleType
+DRAFTER_ARCHITECTURES: tuple[str, ...]
+TARGET_ARCHITECTURES: dict[str, tuple[str, ...]]
 
 @type_check_only
 class EngineOptionsLike(Protocol):
@@ -81,6 +85,7 @@ class Engine:
         record_logits: bool,
         record_rounds: bool,
     ) -> int: ...
+    def check_request(self, prompt_token_ids: list[int], params: SamplingParamsLike) -> None: ...
     def step(self) -> list[StepEvent]: ...
     def stop_at(self, request_id: int, num_tokens: int) -> None: ...
     def abort(self, request_id: int) -> None: ...

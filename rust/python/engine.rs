@@ -80,18 +80,25 @@ impl Engine {
         record_logits: bool,
         record_rounds: bool,
     ) -> PyResult<u64> {
-        let params = SamplingParams {
-            max_tokens: params.getattr("max_tokens")?.extract()?,
-            min_tokens: params.getattr("min_tokens")?.extract()?,
-            ignore_eos: params.getattr("ignore_eos")?.extract()?,
-            stop_token_ids: params.getattr("stop_token_ids")?.extract()?,
-        };
+        let params = extract_params(params)?;
         let record = Record {
             logits: record_logits,
             rounds: record_rounds,
         };
         self.with(py, |engine| {
             engine.add_request(prompt_token_ids, &params, record)
+        })
+    }
+
+    fn check_request(
+        &self,
+        py: Python<'_>,
+        prompt_token_ids: Vec<u32>,
+        params: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let params = extract_params(params)?;
+        self.with(py, |engine| {
+            engine.check_request(&prompt_token_ids, &params)
         })
     }
 
@@ -158,6 +165,15 @@ pub(super) fn catch_panic<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
             .or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()))
             .unwrap_or_else(|| "no message".to_owned());
         Err(InternalError::Panicked { message }.into())
+    })
+}
+
+fn extract_params(params: &Bound<'_, PyAny>) -> PyResult<SamplingParams> {
+    Ok(SamplingParams {
+        max_tokens: params.getattr("max_tokens")?.extract()?,
+        min_tokens: params.getattr("min_tokens")?.extract()?,
+        ignore_eos: params.getattr("ignore_eos")?.extract()?,
+        stop_token_ids: params.getattr("stop_token_ids")?.extract()?,
     })
 }
 
