@@ -11,6 +11,7 @@ import sys
 import termios
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,19 @@ def test_speculation_changes_no_token_and_saves_passes(demo_llm: LLM, plain_outp
     assert [output.outputs[0].text for output in outputs] == [o.outputs[0].text for o in plain_outputs]
     passes = sum(output.metrics.num_target_passes for output in outputs)
     assert passes * 2 < sum(output.metrics.num_target_passes for output in plain_outputs)
+
+
+def test_the_bundled_pair_needs_few_passes(
+    demo_llm: LLM, golden_cases: list[dict[str, Any]], report: Callable[[str], None]
+):
+    """With its default speculation, at least 3.5 times fewer passes than tokens."""
+    prompts = [case["prompt"] for case in golden_cases]
+    outputs = demo_llm.generate(prompts, SamplingParams(max_tokens=96, ignore_eos=True))
+    num_tokens = sum(len(tokens) for tokens in ids(outputs))
+    num_passes = sum(output.metrics.num_target_passes for output in outputs)
+    assert num_tokens == 96 * len(prompts)
+    report(f"bundled pair, default tree: {num_tokens} tokens in {num_passes} target passes")
+    assert num_tokens >= 3.5 * num_passes
 
 
 def test_golden_continuations(demo_llm: LLM, golden_cases: list[dict[str, Any]]):
@@ -243,6 +257,42 @@ def test_one_bad_prompt_in_a_batch_leaves_nothing_behind(demo_llm: LLM, plain_ou
         demo_llm.generate([PROMPTS[0], "", PROMPTS[1]], LONG)
     assert not demo_llm._engine.has_unfinished()
     assert ids(demo_llm.generate(PROMPTS[:1], LONG)) == ids(plain_outputs[:1])
+
+
+def test_errors_name_the_one_of_several(demo_llm: LLM):
+    long: Any = {"prompt_token_ids": [5] * 5000}
+    with pytest.raises(RequestError, match=r"^prompt 2: .*5000"):
+        demo_llm.generate(["a", "b", long])
+    with pytest.raises(RequestError, match=r"^prompt 1: .*got int"):
+        demo_llm.generate(["a", 5])  # type: ignore[list-item]
+    vocab_size = demo_llm.describe()["vocab_size"]
+    params = [SamplingParams(), SamplingParams(stop_token_ids=[vocab_size])]
+    with pytest.raises(RequestError, match=r"^prompt 1: .*stop_token_ids"):
+        demo_llm.generate(["a", "b"], params)
+    for alone in (5, [5], long, [long]):
+        with pytest.raises(RequestError) as raised:
+            demo_llm.generate(alone)  # type: ignore[arg-type]
+        assert not str(raised.value).startswith("prompt 0")
+    turn = {"role": "user", "content": "x"}
+    with pytest.raises(RequestError, match=r"^conversation 1: message 0 has no `content`"):
+        demo_llm.chat([[turn], [{"role": "user"}]])
+    assert not demo_llm._engine.has_unfinished()
+
+
+def test_a_stream_is_checked_when_it_is_asked_for(demo_llm: LLM):
+    vocab_size = int(demo_llm.describe()["vocab_size"])
+    every = list(range(vocab_size))
+    for prompt, params, part in (
+        ("", SamplingParams(), "empty"),
+        ({"prompt_token_ids": [5] * 5000}, SamplingParams(), "5000"),
+        ({"prompt_token_ids": [vocab_size]}, SamplingParams(), "outside the vocabulary"),
+        ("x", SamplingParams(stop_token_ids=[vocab_size]), "stop_token_ids"),
+        ("x", SamplingParams(stop_token_ids=every, min_tokens=1), "min_tokens"),
+    ):
+        with pytest.raises(RequestError, match=part):
+            demo_llm.stream(prompt, params)
+    demo_llm.stream("x", SamplingParams())
+    assert not demo_llm._engine.has_unfinished(), "a stream that nobody reads starts nothing"
 
 
 def acceptance_by_position(output: RequestOutput) -> list[float]:

@@ -199,9 +199,9 @@ class LLM:
                 not go on, because its logits were no numbers, which ended the whole call. Of several prompts
                 the message names the one; those beside it give their own results when asked for without it.
         """
-        for name, value in (("record_logits", record_logits), ("record_rounds", record_rounds)):
+        for option, value in (("record_logits", record_logits), ("record_rounds", record_rounds)):
             if not isinstance(value, bool):
-                raise RequestError(f"`{name}` should be True or False, got {value!r}")
+                raise RequestError(f"`{option}` should be True or False, got {value!r}")
         several = [prompts] if isinstance(prompts, str | Mapping) else _as_list(prompts, "prompts")
         submissions = []
         for index, (prompt, params) in enumerate(
