@@ -194,7 +194,7 @@ def test_records_end_with_the_text(plain_llm, speculative, prompts, free_runs):
             assert record.last_residuals.shape == (0, uncut.record.last_residuals.shape[1])
             assert record.gdn_state is None
             last = len(output.prompt_token_ids) + count - 1
-            # A pass's accepted drafts follow its anchor; where the last of them is the last token, the pass was cut.
+            # Accepted drafts follow a pass's anchor; if the last of them is the last token, the pass was cut.
             ends = [drafting.anchor_position + drafting.num_accepted for drafting in output.rounds]
             assert all(end <= last for end in ends)
             num_cut += llm is speculative and bool(ends) and ends[-1] == last

@@ -195,9 +195,9 @@ class LLM:
             Outputs in the order of the prompts.
 
         Raises:
-            RequestError: A prompt or parameter cannot be served, and nothing was generated; or a request could
-                not go on, because its logits were no numbers, which ended the whole call. Of several prompts
-                the message names the one; those beside it give their own results when asked for without it.
+            RequestError: A prompt or parameter cannot be served, and nothing was generated; or a request
+                could not go on, because its logits were no numbers, which ends the whole call and drops what
+                its other prompts gave. Of several prompts the message names the one.
         """
         for option, value in (("record_logits", record_logits), ("record_rounds", record_rounds)):
             if not isinstance(value, bool):
@@ -274,8 +274,8 @@ class LLM:
             An iterator of pieces; the last one carries the whole output.
 
         Raises:
-            RequestError: The prompt or a parameter cannot be served; or, from the iterator, the request could not
-                go on, because its logits were no numbers.
+            RequestError: The prompt or a parameter cannot be served; or, from the iterator after the last
+                piece, the request could not go on, because its logits were no numbers.
         """
         submission = self._submission(prompt, _params_for(sampling_params, 1)[0])
         self._running.check(submission)
@@ -366,9 +366,6 @@ class LLM:
         if params.stop_strings and self._tokenizer is None:
             raise RequestError("stop strings need a tokenizer; give stop_token_ids")
         checked = self._checked_ids(token_ids)
-        if params.max_tokens is None:
-            room = int(self._plan["max_model_len"]) - len(checked)
-            params = dataclasses.replace(params, max_tokens=max(room, params.min_tokens, 1))
         decoder = None
         if self._tokenizer is not None and params.detokenize:
             decoder = TextDecoder(self._tokenizer, skip_special_tokens=params.skip_special_tokens)
