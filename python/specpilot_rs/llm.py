@@ -28,6 +28,7 @@ from specpilot_rs.options import (
     refuse_unknown_options,
     shown,
     token_ids_of,
+    without_neutral,
 )
 from specpilot_rs.outputs import RequestOutput, StreamOutput
 from specpilot_rs.running import RunningRequest, RunningRequests, Submission, naming
@@ -87,12 +88,13 @@ class LLM:
             seed: Seed of whatever is random; greedy decoding uses none.
             profile: A tuned profile; not in this release.
             num_threads: Worker threads on the CPU.
-            **unknown: Refused, with the nearest valid name.
+            **unknown: Other options of vLLM, accepted where they ask for nothing (`tensor_parallel_size=1`,
+                `trust_remote_code=False`); all else is refused, with the nearest valid name.
 
         Raises:
             SpecPilotError: Of the class that says what is wrong; no engine is left behind.
         """
-        refuse_unknown_options(unknown, _LLM_OPTIONS, "LLM")
+        refuse_unknown_options(without_neutral(unknown, "LLM"), _LLM_OPTIONS, "LLM")
         if not isinstance(skip_tokenizer_init, bool):
             raise OptionError(
                 f"option `skip_tokenizer_init` should be True or False, got {shown(skip_tokenizer_init)}"
