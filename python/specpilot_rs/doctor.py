@@ -12,6 +12,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
 _MIN_PYTHON = (3, 11)
 _DTYPES = ("BF16", "F32")
+# A matrix in 12 bits a weight is stored as these parts, in dtypes of their own.
+_W12_PART = re.compile(r"\.w12_(plane8|plane4|base|counts|escapes)$")
 _UNREADABLE = (OSError, ValueError, RecursionError, MemoryError)
 """What reading a damaged file can raise; the checks themselves raise only `ValueError`."""
 
@@ -253,7 +256,7 @@ def _weights(directory: Path, kind: _Kind, *, is_cached: bool) -> Iterator[Findi
     others = {
         name: dtype
         for name, dtype in dtypes.items()
-        if dtype not in _DTYPES and not name.startswith(kind.prefixes_not_read)
+        if dtype not in _DTYPES and not name.startswith(kind.prefixes_not_read) and not _W12_PART.search(name)
     }
     if others:
         name, dtype = next(iter(others.items()))

@@ -9,6 +9,7 @@ use tempfile::TempDir;
 use super::proposal::Level;
 use super::*;
 use crate::error::{DrafterError, Error};
+use crate::options::WeightFormat;
 use crate::weights::Checkpoint;
 use crate::weights::raw_safetensors::{RawTensor, copy, demo_target, edit_json, edit_tensors};
 
@@ -46,7 +47,7 @@ fn target() -> &'static Target {
         let config = ModelConfig::read(&demo_target()).unwrap();
         let checkpoint = Checkpoint::open(&demo_target()).unwrap();
         Target {
-            weights: DecoderWeights::load(&checkpoint, &config).unwrap(),
+            weights: DecoderWeights::load(&checkpoint, &config, WeightFormat::Auto).unwrap(),
             config,
             device: Device::host(None).unwrap(),
         }
@@ -307,7 +308,8 @@ fn untied_target(scale: f32) -> DecoderWeights {
         tensors.push(head);
     });
     let config = ModelConfig::read(dir.path()).unwrap();
-    DecoderWeights::load(&Checkpoint::open(dir.path()).unwrap(), &config).unwrap()
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    DecoderWeights::load(&checkpoint, &config, WeightFormat::Auto).unwrap()
 }
 
 /// A scale of two over the target's table drafts what a table of twice the values does, to the bit.

@@ -5,6 +5,8 @@ mod errors;
 mod kernels;
 mod outputs;
 mod plan;
+mod w12;
+mod weights;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -48,4 +50,8 @@ mod core_module {
         )?;
         module.add("DRAFTER_ARCHITECTURES", drafters)
     }
+    #[pymodule_export]
+    use super::w12::w12_module;
+    #[pymodule_export]
+    use super::weights::{convert_weights, inspect_weights};
 }
