@@ -183,8 +183,21 @@ impl Engine {
         params: &SamplingParams,
         record: Record,
     ) -> Result<RequestId> {
+        self.check_request(&prompt_token_ids, params)?;
+        let record_from = record.logits.then(|| prompt_token_ids.len() - 1);
+        let mut request = Request::new(self.next_id, prompt_token_ids, params, &self.defaults);
+        request.record_from = record_from;
+        request.record_rounds = record.rounds;
+        Ok(self.submit(request))
+    }
+
+    /// Checks a request as [`add_request`](Self::add_request) does, and queues nothing.
+    ///
+    /// # Errors
+    /// [`RequestError`] for a prompt or parameter that cannot be served.
+    pub fn check_request(&self, prompt_token_ids: &[u32], params: &SamplingParams) -> Result<()> {
         params.validate()?;
-        self.check_prompt(&prompt_token_ids, 1)?;
+        self.check_prompt(prompt_token_ids, 1)?;
         let vocab_size = self.config().vocab_size;
         if let Some(&id) = params
             .stop_token_ids
@@ -216,11 +229,7 @@ impl Engine {
                 .into());
             }
         }
-        let record_from = record.logits.then(|| prompt_token_ids.len() - 1);
-        let mut request = Request::new(self.next_id, prompt_token_ids, params, &self.defaults);
-        request.record_from = record_from;
-        request.record_rounds = record.rounds;
-        Ok(self.submit(request))
+        Ok(())
     }
 
     /// Queues a request for fp32 logits, residual norms and the final recurrent state of a prompt, by the same kernels

@@ -95,10 +95,8 @@ impl ScreenCounts {
 pub struct DecodePass {
     /// Position of the anchor token (the tree's root).
     pub anchor_position: usize,
-    /// Drafted tokens of the verified tree, root excluded.
-    pub draft_token_ids: Vec<u32>,
-    /// Tree parent of each drafted token, as index into the drafts; `None` = the root.
-    pub parents: Vec<Option<usize>>,
+    /// Drafted tokens in the verified tree.
+    pub num_draft_tokens: usize,
     /// Length of the tree's longest branch.
     pub draft_depth: usize,
     /// Drafted tokens accepted *and* emitted.
@@ -107,6 +105,17 @@ pub struct DecodePass {
     pub num_emitted: usize,
     /// How the rows' tokens were found.
     pub screening: ScreenCounts,
+    /// The drafts themselves, for callers who asked to see them.
+    pub drafts: Option<Drafts>,
+}
+
+/// What was drafted for one pass: its tree without the root.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drafts {
+    /// The tokens, parents first.
+    pub token_ids: Vec<u32>,
+    /// Tree parent of each token, as index into `token_ids`; `None` = the root.
+    pub parents: Vec<Option<usize>>,
 }
 
 /// Fp32 values of the rows that a caller asked to see.
@@ -199,7 +208,7 @@ pub struct Request {
     pub record_from: Option<usize>,
     /// The recorded rows.
     pub record: ScoreRecord,
-    /// Whether the caller wants to see each decode pass.
+    /// Whether the caller wants to see what each decode pass drafted.
     pub record_rounds: bool,
     /// Set when the request was ended because it could not go on; its batch mates are not touched.
     pub failure: Option<NonFiniteLogit>,
@@ -337,7 +346,7 @@ impl Request {
             counts[..len].iter_mut().for_each(|c| *c += 1);
         };
         for pass in &self.passes {
-            metrics.num_draft_tokens += pass.draft_token_ids.len();
+            metrics.num_draft_tokens += pass.num_draft_tokens;
             metrics.num_accepted_tokens += pass.num_accepted;
             metrics.screening.add(pass.screening);
             count(&mut metrics.per_position_draft, pass.draft_depth);

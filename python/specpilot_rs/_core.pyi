@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 __version__: str
 __all__ = [
+    "DRAFTER_ARCHITECTURES",
+    "TARGET_ARCHITECTURES",
     "CheckpointError",
     "ConfigError",
     "DeviceError",
@@ -31,6 +33,8 @@ __all__ = [
     "w12",
 ]
 kernels: ModuleType
+DRAFTER_ARCHITECTURES: tuple[str, ...]
+TARGET_ARCHITECTURES: dict[str, tuple[str, ...]]
 w12: ModuleType
 
 def convert_weights(
@@ -95,6 +99,7 @@ class Engine:
         record_logits: bool,
         record_rounds: bool,
     ) -> int: ...
+    def check_request(self, prompt_token_ids: list[int], params: SamplingParamsLike) -> None: ...
     def step(self) -> list[StepEvent]: ...
     def stop_at(self, request_id: int, num_tokens: int) -> None: ...
     def abort(self, request_id: int) -> None: ...

@@ -14,13 +14,14 @@ use crate::options::EngineOptions;
 use crate::request::SamplingParams;
 use crate::weights::checkpoint::Verification;
 
-use super::outputs::{EngineOutput, StepEvent};
+use super::outputs::{EngineOutput, RecordShape, StepEvent};
 
 /// A loaded deployment. Methods release the interpreter while they work and may be called from several threads.
 #[pyclass(frozen, module = "specpilot_rs._core")]
 pub struct Engine {
     /// Worker threads do not survive a fork.
     process_id: u32,
+    record_shape: RecordShape,
     /// `None` after an internal error.
     inner: Mutex<Option<engine::Engine>>,
 }
@@ -43,6 +44,7 @@ impl Engine {
         numpy::PyArray1::<f32>::zeros(py, 0, false);
         Ok(Self {
             process_id: std::process::id(),
+            record_shape: RecordShape::of(opened.config()),
             inner: Mutex::new(Some(opened)),
         })
     }
@@ -83,18 +85,25 @@ impl Engine {
         record_logits: bool,
         record_rounds: bool,
     ) -> PyResult<u64> {
-        let params = SamplingParams {
-            max_tokens: params.getattr("max_tokens")?.extract()?,
-            min_tokens: params.getattr("min_tokens")?.extract()?,
-            ignore_eos: params.getattr("ignore_eos")?.extract()?,
-            stop_token_ids: params.getattr("stop_token_ids")?.extract()?,
-        };
+        let params = extract_params(params)?;
         let record = Record {
             logits: record_logits,
             rounds: record_rounds,
         };
         self.with(py, |engine| {
             engine.add_request(prompt_token_ids, &params, record)
+        })
+    }
+
+    fn check_request(
+        &self,
+        py: Python<'_>,
+        prompt_token_ids: Vec<u32>,
+        params: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let params = extract_params(params)?;
+        self.with(py, |engine| {
+            engine.check_request(&prompt_token_ids, &params)
         })
     }
 
@@ -112,10 +121,8 @@ impl Engine {
     }
 
     fn take_output(&self, py: Python<'_>, request_id: u64) -> PyResult<EngineOutput> {
-        let (output, shape) = self.with(py, |engine| {
-            Ok((engine.take_output(request_id)?, engine.config().clone()))
-        })?;
-        EngineOutput::new(py, output, &shape)
+        let output = self.with(py, |engine| engine.take_output(request_id))?;
+        EngineOutput::new(py, output, self.record_shape)
     }
 
     fn add_score_request(&self, py: Python<'_>, prompt_token_ids: Vec<u32>) -> PyResult<u64> {
@@ -163,6 +170,15 @@ pub(super) fn catch_panic<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
             .or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()))
             .unwrap_or_else(|| "no message".to_owned());
         Err(InternalError::Panicked { message }.into())
+    })
+}
+
+fn extract_params(params: &Bound<'_, PyAny>) -> PyResult<SamplingParams> {
+    Ok(SamplingParams {
+        max_tokens: params.getattr("max_tokens")?.extract()?,
+        min_tokens: params.getattr("min_tokens")?.extract()?,
+        ignore_eos: params.getattr("ignore_eos")?.extract()?,
+        stop_token_ids: params.getattr("stop_token_ids")?.extract()?,
     })
 }
 

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use crate::error::Result;
-use crate::request::{DecodePass, Request, ScreenCounts, State};
+use crate::request::{DecodePass, Drafts, Request, ScreenCounts, State};
 
 use super::decode_step::ModelPair;
 use super::tree::TokenTree;
@@ -81,16 +81,12 @@ fn update(
         }
         Work::Decode { .. } => request.passes.push(DecodePass {
             anchor_position: entry.committed_len,
-            draft_token_ids: tree.token_ids[1..].to_vec(),
-            // Row 0 is the root, so a parent of a draft is the root or draft number row - 1.
-            parents: tree.parents[1..]
-                .iter()
-                .map(|parent| parent.and_then(|row| row.checked_sub(1)))
-                .collect(),
+            num_draft_tokens: tree.token_ids.len() - 1,
             draft_depth: tree.max_depth(),
             num_accepted: path.num_accepted,
             num_emitted: path.new_token_ids.len(),
             screening,
+            drafts: request.record_rounds.then(|| drafts_of(tree)),
         }),
     }
     if !path.new_token_ids.is_empty() {
@@ -100,6 +96,17 @@ fn update(
     if let Some(reason) = path.finish {
         request.state = State::Finished(reason);
         request.finished = Some(now);
+    }
+}
+
+fn drafts_of(tree: &TokenTree) -> Drafts {
+    Drafts {
+        token_ids: tree.token_ids[1..].to_vec(),
+        // Row 0 is the root, so a parent of a draft is the root or draft number row - 1.
+        parents: tree.parents[1..]
+            .iter()
+            .map(|parent| parent.and_then(|row| row.checked_sub(1)))
+            .collect(),
     }
 }
 
