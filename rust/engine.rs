@@ -116,7 +116,8 @@ impl Engine {
         };
         let taps = drafter.as_ref().map_or(&[][..], |drafter| drafter.taps());
         let (head, max_rows) = (plan.limits.head, plan.limits.max_step_rows);
-        let target = Decoder::new(config, weights, taps, head, max_rows, &device);
+        let target =
+            device.install(|| Decoder::new(config, weights, taps, head, max_rows, &device));
         Ok(Self {
             pair: ModelPair {
                 device,
