@@ -63,7 +63,7 @@ impl Engine {
         if let (Some(drafter), Some(dir)) = (&draft_config, drafter_dir) {
             check_method(dir, drafter, options)?;
         }
-        let limits = Limits::resolve(options, &config, draft_config.as_ref())?;
+        let limits = Limits::resolve(options, &config, draft_config.as_ref(), Backend::Host)?;
         let format = WeightFormat::named(&options.weight_format)?;
         let checkpoint = Checkpoint::open(model)?;
         let mut footprint = Footprint::of(&Holdings {
@@ -72,7 +72,6 @@ impl Engine {
             drafter: draft_config.as_ref(),
             limits: &limits,
             format,
-            screened_head: false,
             backend: Backend::Host,
         });
         let budget = available_bytes().map(|memory_bytes| Budget {
@@ -116,8 +115,8 @@ impl Engine {
             suppressed_ids: config.suppress_tokens.clone(),
         };
         let taps = drafter.as_ref().map_or(&[][..], |drafter| drafter.taps());
-        let max_rows = plan.limits.max_step_rows;
-        let target = Decoder::new(config, weights, taps, max_rows, &device);
+        let (head, max_rows) = (plan.limits.head, plan.limits.max_step_rows);
+        let target = Decoder::new(config, weights, taps, head, max_rows, &device);
         Ok(Self {
             pair: ModelPair {
                 device,

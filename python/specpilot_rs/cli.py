@@ -231,9 +231,7 @@ def plan(
     gpu_memory_utilization: Annotated[
         float, typer.Option(help=help_of(EngineOptions, "gpu_memory_utilization"))
     ] = EngineOptions.gpu_memory_utilization,
-    dense_head: Annotated[
-        bool, typer.Option("--dense-head", help="Plan without the INT8 copy of the LM head.")
-    ] = False,
+    head: Annotated[str, typer.Option(help=help_of(EngineOptions, "head"))] = EngineOptions.head,
     as_json: JsonOption = False,
 ) -> None:
     """Show what an engine would hold, as BF16 and as W12, and the context that fits beside it."""
@@ -244,8 +242,8 @@ def plan(
         drafter=drafter,
         memory=memory,
         device=device,
-        screened_head=not dense_head,
         options=EngineOptions(
+            head=head,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             gpu_memory_utilization=gpu_memory_utilization,

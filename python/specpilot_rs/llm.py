@@ -8,6 +8,7 @@ the requests of its call and leaves the engine usable.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import sys
 from collections.abc import Generator, Mapping, Sequence
@@ -38,15 +39,6 @@ Prompt = str | Mapping[str, Any]
 Message = Mapping[str, Any]
 
 _DEMO_SPECULATION: Mapping[str, Any] = MappingProxyType({"method": "dflash2"})
-_LLM_OPTIONS = (
-    "model",
-    "tokenizer",
-    "skip_tokenizer_init",
-    "revision",
-    "speculative_config",
-    "profile",
-    *(f.name for f in dataclasses.fields(EngineOptions)[:8]),
-)
 
 
 class LLM:
@@ -61,6 +53,7 @@ class LLM:
         dtype: str = EngineOptions.dtype,
         device: str = EngineOptions.device,
         weight_format: str = EngineOptions.weight_format,
+        head: str = EngineOptions.head,
         max_model_len: int | None = EngineOptions.max_model_len,
         max_num_seqs: int = EngineOptions.max_num_seqs,
         gpu_memory_utilization: float = EngineOptions.gpu_memory_utilization,
@@ -80,6 +73,7 @@ class LLM:
             dtype: Type of activations.
             device: "auto" or "cpu".
             weight_format: How weights are held.
+            head: How greedy tokens are found: "dense", "screened" or "auto"; the tokens are the same.
             max_model_len: Most tokens of prompt and output together.
             max_num_seqs: Most requests decoded at once.
             gpu_memory_utilization: Share of the device's memory that the engine may take.
@@ -94,7 +88,8 @@ class LLM:
         Raises:
             SpecPilotError: Of the class that says what is wrong; no engine is left behind.
         """
-        refuse_unknown_options(without_neutral(unknown, "LLM"), _LLM_OPTIONS, "LLM")
+        known = tuple(inspect.signature(LLM.__init__).parameters)[1:-1]
+        refuse_unknown_options(without_neutral(unknown, "LLM"), known, "LLM")
         if not isinstance(skip_tokenizer_init, bool):
             raise OptionError(
                 f"option `skip_tokenizer_init` should be True or False, got {shown(skip_tokenizer_init)}"
@@ -108,6 +103,7 @@ class LLM:
             dtype=dtype,
             device=device,
             weight_format=weight_format,
+            head=head,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             gpu_memory_utilization=gpu_memory_utilization,

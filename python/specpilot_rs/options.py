@@ -185,6 +185,11 @@ class EngineOptions:
         "auto",
         "How linear layers are held: auto (as in the checkpoint), bf16 or w12. All give the same bits.",
     )
+    head: str = _option(
+        "auto",
+        "How greedy tokens are found: dense (all logits), screened (an INT8 copy of the LM head picks the "
+        "few that could win; same tokens) or auto (screened where that is faster).",
+    )
     max_model_len: int | None = _option(
         None, "Most tokens of prompt and output; the model's own limit if omitted."
     )
@@ -200,7 +205,7 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         """Refuses values whose type Rust could not even read."""
-        for name in ("dtype", "device", "weight_format"):
+        for name in ("dtype", "device", "weight_format", "head"):
             _require(is_text(getattr(self, name)), name, "a string", getattr(self, name))
         for name, most, optional in (
             ("max_model_len", MAX_INTEGER, True),

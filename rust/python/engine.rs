@@ -66,6 +66,8 @@ impl Engine {
                 weight_bytes: weights.num_bytes(),
                 num_w12_matrices: weights.num_w12_matrices(),
                 verification: engine.verification(),
+                copy_bytes: engine.target().num_copy_bytes(),
+                head: engine.target().head_path().name(),
                 method: engine.drafter_method(),
                 plan: plan.clone(),
                 num_free_kv_pages: engine.num_free_kv_pages(),
@@ -185,6 +187,7 @@ pub(super) fn extract_options(options: &Bound<'_, PyAny>) -> PyResult<EngineOpti
         dtype: options.getattr("dtype")?.extract()?,
         device: options.getattr("device")?.extract()?,
         weight_format: options.getattr("weight_format")?.extract()?,
+        head: options.getattr("head")?.extract()?,
         max_model_len: options.getattr("max_model_len")?.extract()?,
         max_num_seqs: options.getattr("max_num_seqs")?.extract()?,
         gpu_memory_utilization: options.getattr("gpu_memory_utilization")?.extract()?,
@@ -229,6 +232,8 @@ struct Description {
     weight_bytes: usize,
     num_w12_matrices: usize,
     verification: Verification,
+    copy_bytes: usize,
+    head: &'static str,
     method: Option<&'static str>,
     plan: crate::plan::EnginePlan,
     num_free_kv_pages: usize,
@@ -247,6 +252,8 @@ impl Description {
         dict.set_item("weight_format", if is_w12 { "w12" } else { "bf16" })?;
         dict.set_item("num_w12_matrices", self.num_w12_matrices)?;
         dict.set_item("weight_check", verification_dict(py, self.verification)?)?;
+        dict.set_item("head", self.head)?;
+        dict.set_item("screened_head_bytes", self.copy_bytes)?;
         dict.set_item("eos_token_ids", self.eos_token_ids)?;
         dict.set_item("suppress_tokens", self.suppress_tokens)?;
         dict.set_item("dtype", "float32")?;
