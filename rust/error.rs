@@ -232,6 +232,22 @@ pub enum CheckpointError {
         /// The tensor it is tied to.
         expected: String,
     },
+    /// An entry of an id table points outside the vocabulary.
+    #[error(
+        "{dir}: tensor `{tensor}` should lead every row to an id below {expected}, but row {row} is offset by {got}"
+    )]
+    Offset {
+        /// Checkpoint directory.
+        dir: PathBuf,
+        /// The tensor.
+        tensor: &'static str,
+        /// The row.
+        row: usize,
+        /// Size of the vocabulary.
+        expected: usize,
+        /// Its offset.
+        got: i64,
+    },
     /// A tensor has a dtype that its place does not allow.
     #[error("{file}: tensor `{tensor}` should have dtype {expected}, got {got}")]
     Dtype {
@@ -356,11 +372,23 @@ pub enum DrafterError {
     },
     /// A tree policy needs scores that this drafter does not have.
     #[error(
-        "tree \"{policy}\" needs parent-conditional scores, which a {method} drafter does not have; use \"ddtree\" or \"chain\""
+        "tree \"{policy}\" needs {scores} scores, which a {method} drafter does not have; use {usable}"
     )]
-    NoConditionalScores {
+    NoScores {
         /// Tree policy.
         policy: &'static str,
+        /// Drafter method.
+        method: &'static str,
+        /// Kind of scores.
+        scores: &'static str,
+        /// Policies that the drafter can serve.
+        usable: &'static str,
+    },
+    /// A directory was given for a method without weights.
+    #[error("a {method} drafter has no files, but speculative_config names {drafter} as its model")]
+    NoFiles {
+        /// The directory.
+        drafter: PathBuf,
         /// Drafter method.
         method: &'static str,
     },
@@ -388,10 +416,10 @@ pub enum DrafterError {
         /// Position given.
         got: usize,
     },
-    /// More draft tokens were asked for than one block gives.
-    #[error("num_speculative_tokens must be 1..={expected} for this drafter, got {got}")]
+    /// More draft tokens were asked for than fit a path or the drafter was opened for.
+    #[error("num_speculative_tokens must be 1..={expected}, got {got}")]
     DraftLength {
-        /// Most drafts of a block.
+        /// Most drafts.
         expected: usize,
         /// Drafts asked for.
         got: usize,

@@ -1,6 +1,7 @@
 //! What an engine holds is what its plan says: predicted bytes against the lengths of the buffers.
 
 use super::*;
+use crate::options::PromptLookup;
 use crate::plan::footprint::Footprint;
 use crate::weights::raw_safetensors::{demo_target, family};
 
@@ -18,6 +19,8 @@ fn options(max_num_seqs: usize) -> EngineOptions {
         num_speculative_tokens: None,
         tree: None,
         tree_nodes: None,
+        verify_costs: None,
+        prompt_lookup: PromptLookup::default(),
     }
 }
 

@@ -10,6 +10,7 @@ use super::footprint::{Backend, Footprint, Holdings};
 use super::weight_bytes::{SizeBasis, WeightBytes, WeightFormat, num_parameters};
 use super::*;
 use crate::error::{ConfigError, Error};
+use crate::options::PromptLookup;
 use crate::weights::Checkpoint;
 use crate::weights::raw_safetensors::{RawTensor, demo_target, read_dir, write};
 
@@ -39,6 +40,8 @@ fn options(max_num_seqs: usize) -> EngineOptions {
         num_speculative_tokens: None,
         tree: None,
         tree_nodes: None,
+        verify_costs: None,
+        prompt_lookup: PromptLookup::default(),
     }
 }
 

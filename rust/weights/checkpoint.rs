@@ -231,19 +231,74 @@ impl Checkpoint {
         [out_features, in_features]: [usize; 2],
     ) -> Result<PackedBf16> {
         let entry = self.entry(name, &[out_features, in_features])?;
-        if entry.dtype != "BF16" {
-            return Err(self.wrong_dtype(name, entry, "BF16"));
-        }
-        // Bytes in a file need not be aligned for u16; one matrix at a time is copied to where they are.
-        let weights: Vec<bf16> = self
-            .bytes(name, entry)?
-            .par_chunks_exact(2)
-            .map(|b| bf16::from_le_bytes([b[0], b[1]]))
-            .collect();
+        let weights = self.bf16_values(name, entry)?;
         let packed = PackedBf16::pack(&weights, out_features, in_features);
         self.mark_used(entry);
         self.report();
         Ok(packed)
+    }
+
+    /// Reads tensor `name`, a matrix of `out_features` rows, cut into packed matrices of `widths` columns. BF16 only.
+    ///
+    /// # Errors
+    /// [`CheckpointError`] when the tensor is missing or has another shape or dtype.
+    pub fn columns_bf16<const N: usize>(
+        &self,
+        name: &str,
+        out_features: usize,
+        widths: [usize; N],
+    ) -> Result<[PackedBf16; N]> {
+        let in_features = widths.iter().sum();
+        let entry = self.entry(name, &[out_features, in_features])?;
+        let weights = self.bf16_values(name, entry)?;
+        let mut first = 0;
+        let parts = widths.map(|width| {
+            let columns = first..first + width;
+            first += width;
+            let part: Vec<bf16> = weights
+                .chunks_exact(in_features)
+                .flat_map(|row| &row[columns.clone()])
+                .copied()
+                .collect();
+            PackedBf16::pack(&part, out_features, width)
+        });
+        self.mark_used(entry);
+        self.report();
+        Ok(parts)
+    }
+
+    /// The values of a BF16 tensor. Bytes in a file need not be aligned for u16; one matrix at a time is copied to where
+    /// they are.
+    fn bf16_values(&self, name: &str, entry: &Entry) -> Result<Vec<bf16>> {
+        if entry.dtype != "BF16" {
+            return Err(self.wrong_dtype(name, entry, "BF16"));
+        }
+        Ok(self
+            .bytes(name, entry)?
+            .par_chunks_exact(2)
+            .map(|b| bf16::from_le_bytes([b[0], b[1]]))
+            .collect())
+    }
+
+    /// Reads tensor `name`, one axis of `len` integers. I64 only.
+    ///
+    /// # Errors
+    /// [`CheckpointError`] when the tensor is missing or has another shape or dtype.
+    pub fn vector_i64(&self, name: &str, len: usize) -> Result<Vec<i64>> {
+        let entry = self.entry(name, &[len])?;
+        if entry.dtype != "I64" {
+            return Err(self.wrong_dtype(name, entry, "I64"));
+        }
+        let values = self
+            .bytes(name, entry)?
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .map(|bytes| i64::from_le_bytes(*bytes))
+            .collect();
+        self.mark_used(entry);
+        self.report();
+        Ok(values)
     }
 
     /// Reads tensor `name`, one axis of `len` elements, widened to fp32. BF16 or F32.
