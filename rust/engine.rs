@@ -6,25 +6,25 @@ use std::time::Instant;
 
 use crate::cache::slots::SequenceCaches;
 use crate::device::Device;
-use crate::drafter::{self, config::DrafterConfig};
+use crate::drafter::{self, PairFiles, config::DrafterConfig};
 use crate::error::{RequestError, Result};
 use crate::model::config::ModelConfig;
 use crate::model::decoder::Decoder;
 use crate::model::weights::DecoderWeights;
 use crate::options::{EngineOptions, WeightFormat};
 use crate::plan::budget::{Budget, available_bytes};
-use crate::plan::deployment::check_method;
 use crate::plan::footprint::{Backend, Footprint, Holdings, gdn_shape};
 use crate::plan::{EnginePlan, Limits, layer_caches};
 use crate::request::{FinishReason, Request, RequestDefaults, RequestId, SamplingParams, State};
 use crate::scheduler::queue::Scheduler;
-use crate::step::decode_step::{ModelPair, decode_step};
+use crate::step::decode_step::{DraftWorkspace, ModelPair, decode_step};
 use crate::stream::StepEvent;
 use crate::weights::checkpoint::{Checkpoint, Verification};
 
 /// A loaded deployment that serves requests.
 pub struct Engine {
     pair: ModelPair,
+    draft_config: Option<DrafterConfig>,
     plan: EnginePlan,
     scheduler: Scheduler,
     defaults: RequestDefaults,
@@ -59,10 +59,7 @@ impl Engine {
     pub fn open(model: &Path, drafter_dir: Option<&Path>, options: &EngineOptions) -> Result<Self> {
         options.validate()?;
         let config = ModelConfig::read(model)?;
-        let draft_config = drafter_dir.map(DrafterConfig::read).transpose()?;
-        if let (Some(drafter), Some(dir)) = (&draft_config, drafter_dir) {
-            check_method(dir, drafter, options)?;
-        }
+        let draft_config = DrafterConfig::find(drafter_dir, options, DrafterConfig::read)?;
         let limits = Limits::resolve(options, &config, draft_config.as_ref(), Backend::Host)?;
         let format = WeightFormat::named(&options.weight_format)?;
         let checkpoint = Checkpoint::open(model)?;
@@ -78,7 +75,7 @@ impl Engine {
             memory_bytes,
             utilization: options.gpu_memory_utilization,
         });
-        EnginePlan::resolve(limits, footprint, budget)?;
+        EnginePlan::resolve(limits.clone(), footprint, budget)?;
         let device = Device::host(options.num_threads)?;
         // On our own threads: the process-wide pool would be dead in a forked child.
         let weights = device.install(|| DecoderWeights::load(&checkpoint, &config, format))?;
@@ -87,21 +84,23 @@ impl Engine {
         // Encoding in memory has shown what the plan could only estimate.
         footprint.weights.settle(weights.num_bytes() as u64);
         let plan = EnginePlan::resolve(limits, footprint, budget)?;
-        let (num_slots, num_pages) = (plan.limits.max_num_seqs, plan.num_kv_pages);
+        let sizes = plan.limits.drafter_sizes(&config, plan.num_kv_pages);
+        let files = PairFiles {
+            drafter: drafter_dir.unwrap_or(Path::new("")),
+            target: model,
+        };
         let drafter = draft_config
-            .zip(drafter_dir)
-            .map(|(drafter, dir)| {
-                device.install(|| {
-                    drafter::open(dir, drafter, model, &config, &device, num_slots, num_pages)
-                })
+            .as_ref()
+            .map(|drafter| {
+                device.install(|| drafter::open(files, drafter, &config, &device, sizes))
             })
             .transpose()?;
         let caches = SequenceCaches::new(
             &device,
             &layer_caches(&config),
             gdn_shape(&config),
-            num_slots,
-            num_pages,
+            sizes.num_slots,
+            sizes.num_pages,
         );
         let mut eos_token_ids = config.eos_token_ids.clone();
         for &id in &options.extra_eos_token_ids {
@@ -124,7 +123,9 @@ impl Engine {
                 target,
                 caches,
                 drafter,
+                workspace: DraftWorkspace::default(),
             },
+            draft_config,
             plan,
             scheduler: Scheduler::default(),
             defaults,
@@ -159,9 +160,9 @@ impl Engine {
         &self.pair.device
     }
 
-    /// The drafter's method, when speculating.
-    pub fn drafter_method(&self) -> Option<&'static str> {
-        self.pair.drafter.as_ref().map(|drafter| drafter.method())
+    /// The drafter's config, when speculating.
+    pub fn drafter_config(&self) -> Option<&DrafterConfig> {
+        self.draft_config.as_ref()
     }
 
     /// End-of-sequence ids of model and tokenizer.

@@ -264,11 +264,23 @@ pub enum DrafterError {
     },
     /// A tree policy needs scores that this drafter does not have.
     #[error(
-        "tree \"{policy}\" needs parent-conditional scores, which a {method} drafter does not have; use \"ddtree\" or \"chain\""
+        "tree \"{policy}\" needs {scores} scores, which a {method} drafter does not have; use {usable}"
     )]
-    NoConditionalScores {
+    NoScores {
         /// Tree policy.
         policy: &'static str,
+        /// Drafter method.
+        method: &'static str,
+        /// Kind of scores.
+        scores: &'static str,
+        /// Policies that the drafter can serve.
+        usable: &'static str,
+    },
+    /// A directory was given for a method without weights.
+    #[error("a {method} drafter has no files, but speculative_config names {drafter} as its model")]
+    NoFiles {
+        /// The directory.
+        drafter: PathBuf,
         /// Drafter method.
         method: &'static str,
     },
@@ -296,10 +308,10 @@ pub enum DrafterError {
         /// Position given.
         got: usize,
     },
-    /// More draft tokens were asked for than one block gives.
-    #[error("num_speculative_tokens must be 1..={expected} for this drafter, got {got}")]
+    /// More draft tokens were asked for than fit a path or the drafter was opened for.
+    #[error("num_speculative_tokens must be 1..={expected}, got {got}")]
     DraftLength {
-        /// Most drafts of a block.
+        /// Most drafts.
         expected: usize,
         /// Drafts asked for.
         got: usize,

@@ -1,5 +1,7 @@
 //! Engine options as given. What they come to on a model and a machine is `plan.rs`.
 
+pub mod speculation;
+
 use crate::error::OptionError;
 
 /// Most rows of one tree: ancestors fit a 64-bit mask, and a path stays within the recurrent log.
@@ -37,6 +39,19 @@ pub struct EngineOptions {
     pub tree: Option<String>,
     /// Rows of a verified tree, root included; `None` = the policy's usual size.
     pub tree_nodes: Option<usize>,
+    /// Measured cost of a step that verifies 1, 2, ... rows: trees grow only while rows pay. `None` = to full size.
+    pub verify_costs: Option<Vec<f64>>,
+    /// Shortest and longest suffix that prompt lookup matches; `None` = the usual ones.
+    pub prompt_lookup: PromptLookup,
+}
+
+/// Suffix lengths of prompt lookup, under vLLM's names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PromptLookup {
+    /// `prompt_lookup_min`.
+    pub min: Option<usize>,
+    /// `prompt_lookup_max`.
+    pub max: Option<usize>,
 }
 
 /// How the matrices of linear layers are held.

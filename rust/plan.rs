@@ -13,14 +13,14 @@ pub mod weight_bytes;
 
 use crate::cache::slots::LayerCache;
 use crate::drafter::config::DrafterConfig;
+use crate::drafter::footprint::DrafterSizes;
 use crate::error::{DrafterError, OptionError, Result};
 use crate::kernels::paths::MAX_PATH_ROWS;
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::model::config::{MixerKind, ModelConfig};
 use crate::model::head::HeadPath;
 use crate::options::EngineOptions;
-use crate::step::decode_step::TreePlan;
-use crate::step::tree::TreePolicy;
+use crate::options::speculation::{DraftScores, TreePlan, TreePolicy, VerifyCosts};
 use budget::Budget;
 use footprint::{Backend, Footprint, kv_shape};
 
@@ -30,8 +30,11 @@ const MAX_STEP_ROWS: usize = 256;
 /// Rows of a tree when nothing is said: acceptance gains little beyond, cost grows with every row.
 const USUAL_TREE_NODES: usize = 32;
 
+/// Parents per position, and children of each, where conditional scores cost the drafter work: EAGLE-2's width.
+const USUAL_WIDTH: usize = 10;
+
 /// Resolved limits.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Limits {
     /// Context limit in tokens.
     pub max_model_len: usize,
@@ -79,6 +82,18 @@ impl Limits {
             head: resolve_head(options, config, backend)?,
             tree,
         })
+    }
+
+    /// What a drafter must hold beside `num_kv_pages` of the target's.
+    pub fn drafter_sizes(&self, config: &ModelConfig, num_kv_pages: usize) -> DrafterSizes {
+        DrafterSizes {
+            num_slots: self.max_num_seqs,
+            num_pages: num_kv_pages,
+            pages_per_sequence: self.pages_per_sequence(),
+            vocab_size: config.vocab_size,
+            num_draft_tokens: self.tree.num_draft_tokens,
+            width: self.tree.width,
+        }
     }
 
     /// KV pages of one request of `max_model_len` tokens.
@@ -163,48 +178,94 @@ fn resolve_tree(options: &EngineOptions, drafter: Option<&DrafterConfig>) -> Res
         .as_deref()
         .map(str::parse::<TreePolicy>)
         .transpose()?;
+    let verify_costs = options
+        .verify_costs
+        .clone()
+        .map(VerifyCosts::new)
+        .transpose()?;
     let Some(drafter) = drafter else {
-        return Ok(TreePlan {
-            policy: TreePolicy::Chain,
-            tree_nodes: 1,
-            num_draft_tokens: 0,
-        });
+        return Ok(TreePlan::PLAIN);
     };
-    let policy = match (named, drafter.method.selector().is_some()) {
-        (Some(TreePolicy::Conditional), false) => {
-            return Err(DrafterError::NoConditionalScores {
-                policy: TreePolicy::Conditional.name(),
-                method: drafter.method.name(),
-            }
-            .into());
-        }
-        (Some(policy), _) => policy,
-        (None, true) => TreePolicy::Conditional,
-        (None, false) => TreePolicy::DdTree,
-    };
-    let max_draft_tokens = drafter.max_draft_tokens();
-    let num_draft_tokens = options.num_speculative_tokens.unwrap_or(max_draft_tokens);
-    if !(1..=max_draft_tokens).contains(&num_draft_tokens) {
+    let policy = named.unwrap_or(match drafter.has_conditional_scores() {
+        true => TreePolicy::Conditional,
+        false => TreePolicy::DdTree,
+    });
+    let scores = scores_for(policy, drafter)?;
+    let num_draft_tokens = options
+        .num_speculative_tokens
+        .unwrap_or(drafter.usual_draft_tokens());
+    if !(1..MAX_PATH_ROWS).contains(&num_draft_tokens) {
         return Err(DrafterError::DraftLength {
-            expected: max_draft_tokens,
+            expected: MAX_PATH_ROWS - 1,
             got: num_draft_tokens,
         }
         .into());
     }
+    let chain_rows = num_draft_tokens + 1;
     let tree_nodes = match policy {
-        TreePolicy::Chain => options
-            .tree_nodes
-            .unwrap_or(usize::MAX)
-            .min(num_draft_tokens + 1),
-        TreePolicy::DdTree | TreePolicy::Conditional => {
-            options.tree_nodes.unwrap_or(USUAL_TREE_NODES)
+        TreePolicy::Chain => options.tree_nodes.unwrap_or(chain_rows).min(chain_rows),
+        _ => options.tree_nodes.unwrap_or(USUAL_TREE_NODES),
+    };
+    if let Some(costs) = verify_costs
+        .as_ref()
+        .filter(|costs| costs.max_rows() < tree_nodes)
+    {
+        return Err(OptionError::Value {
+            option: "verify_costs",
+            expected: format!("a cost for each of 1 to {tree_nodes} rows"),
+            got: format!("{} costs", costs.max_rows()),
         }
+        .into());
+    }
+    // More candidates than a tree has drafted nodes could not all be taken.
+    let most = tree_nodes.saturating_sub(1).max(1);
+    let width = match (policy, scores) {
+        (_, DraftScores::Greedy) => 1,
+        (TreePolicy::Eagle, _) | (_, DraftScores::Conditional) => USUAL_WIDTH.min(most),
+        (_, DraftScores::Marginal) => most,
     };
     Ok(TreePlan {
         policy,
         tree_nodes,
-        num_draft_tokens: num_draft_tokens.min(MAX_PATH_ROWS - 1),
+        num_draft_tokens,
+        scores,
+        width,
+        verify_costs,
     })
+}
+
+/// The scores that `policy` grows a tree from: conditional ones wherever they will do.
+fn scores_for(policy: TreePolicy, drafter: &DrafterConfig) -> Result<DraftScores, DrafterError> {
+    let scores = match policy {
+        TreePolicy::Chain => return Ok(DraftScores::Greedy),
+        TreePolicy::DdTree => DraftScores::Marginal,
+        TreePolicy::Conditional => DraftScores::Conditional,
+        TreePolicy::Spine | TreePolicy::Eagle => match drafter.has_conditional_scores() {
+            true => DraftScores::Conditional,
+            false => DraftScores::Marginal,
+        },
+    };
+    let (is_there, name, usable) = match scores {
+        DraftScores::Marginal => (
+            drafter.has_marginal_scores(),
+            "position-wise",
+            "\"conditional\" or \"chain\"",
+        ),
+        _ => (
+            drafter.has_conditional_scores(),
+            "parent-conditional",
+            "\"ddtree\" or \"chain\"",
+        ),
+    };
+    match is_there {
+        true => Ok(scores),
+        false => Err(DrafterError::NoScores {
+            policy: policy.name(),
+            method: drafter.method(),
+            scores: name,
+            usable,
+        }),
+    }
 }
 
 #[cfg(test)]

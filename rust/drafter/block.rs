@@ -1,12 +1,12 @@
 //! The forward of a drafter's block: anchor and masks in, hidden states of the drafted positions out.
 //!
-//! A Qwen3-style decoder over `block_size` rows per request, whose attention also reads the request's context. Always
-//! the whole block: its rows see each other, so cutting some would change the rest. Rows of several requests are packed
-//! position-major (`row = i * num_blocks + b`), which keeps the rows that predict together. DFlash2 wraps both
-//! sublayers in a convolution over the block.
+//! A Qwen3-style decoder over a block of rows per request, whose attention also reads the request's context. A block
+//! has as many rows as the draft needs, more or fewer than in training; rows see each other, so another number of them
+//! is another draft. Rows of several requests are packed position-major (`row = i * num_blocks + b`), which keeps the
+//! rows that predict together. DFlash2 wraps both sublayers in a convolution over the block.
 
 use super::DraftAnchor;
-use super::config::DrafterConfig;
+use super::config::BlockConfig;
 use super::context::{Contexts, Model};
 use super::weights::{ConvWeights, LayerWeights};
 use crate::device::{Buffer, Device};
@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Epilogue, PackedBf16};
 use crate::kernels::block_conv::{BlockConv, BlockConvArgs, ConvSide};
-use crate::kernels::draft_block::{BlockContext, DraftBlock, DraftBlockArgs};
+use crate::kernels::draft_block::{DraftBlock, DraftBlockArgs};
 use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
 use crate::kernels::gate::{Gate, GateArgs, GateKind};
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
@@ -44,13 +44,14 @@ pub(super) struct Block<B = Buffer<f32>> {
 /// One call's rows.
 struct Rows<'a> {
     num_rows: usize,
-    contexts: Vec<BlockContext<'a>>,
+    block_size: usize,
+    anchors: &'a [DraftAnchor],
     positions: Vec<u32>,
 }
 
 impl<B> Block<B> {
     /// What `rows` makes of each buffer's values per row.
-    fn with(config: &DrafterConfig, mut rows: impl FnMut(usize) -> B) -> Self {
+    fn with(config: &BlockConfig, mut rows: impl FnMut(usize) -> B) -> Self {
         let hidden = config.hidden_size;
         let delta = config
             .method
@@ -74,21 +75,19 @@ impl<B> Block<B> {
 }
 
 impl Block {
-    /// Buffers for `num_blocks` requests at once.
-    pub(super) fn new(device: &Device, config: &DrafterConfig, num_blocks: usize) -> Self {
-        Self::with(config, |width| {
-            device.alloc(num_blocks * config.block_size * width)
-        })
+    /// Buffers for `num_rows` rows of all requests.
+    pub(super) fn new(device: &Device, config: &BlockConfig, num_rows: usize) -> Self {
+        Self::with(config, |width| device.alloc(num_rows * width))
     }
 
-    /// Values in all buffers for `num_blocks` requests.
-    pub(super) fn len_of(config: &DrafterConfig, num_blocks: usize) -> usize {
+    /// Values in all buffers for `num_rows` rows.
+    pub(super) fn len_of(config: &BlockConfig, num_rows: usize) -> usize {
         let mut row_len = 0;
         Block::with(config, |width| row_len += width);
-        num_blocks * config.block_size * row_len
+        num_rows * row_len
     }
 
-    /// Final-norm outputs `[num_levels, anchors, hidden_size]` of the first `num_levels` drafted positions.
+    /// Final-norm outputs `[num_levels, anchors, hidden_size]` of a block that drafts `num_levels` positions.
     pub(super) fn forward(
         &mut self,
         device: &Device,
@@ -100,13 +99,15 @@ impl Block {
     ) -> Result<&Buffer<f32>> {
         let config = model.config;
         let num_blocks = anchors.len();
+        let block_size = config.num_rows(num_levels);
+        for anchor in anchors {
+            contexts.check_ends_before(anchor)?;
+        }
         let rows = Rows {
-            num_rows: config.block_size * num_blocks,
-            contexts: anchors
-                .iter()
-                .map(|anchor| contexts.before(anchor.slot, anchor.position))
-                .collect::<Result<_>>()?,
-            positions: (0..config.block_size)
+            num_rows: block_size * num_blocks,
+            block_size,
+            anchors,
+            positions: (0..block_size)
                 .flat_map(|i| {
                     anchors
                         .iter()
@@ -114,17 +115,17 @@ impl Block {
                 })
                 .collect(),
         };
-        self.embed(device, config, embed, anchors)?;
+        self.embed(device, config, embed, &rows)?;
         for (i, layer) in model.weights.layers.iter().enumerate() {
             self.attend(device, model, contexts, i, &rows)?;
             self.transform(device, config, layer, &rows)?;
         }
-        // Row 0 of each block is the anchor and predicts nothing; position-major, all of them come first.
+        // Position-major, anchor rows come first: they are skipped where they predict nothing.
         RmsNorm::run(
             device,
             RmsNormArgs {
                 x: &self.residual,
-                x_offset: num_blocks * config.hidden_size,
+                x_offset: config.first_row * num_blocks * config.hidden_size,
                 x_stride: config.hidden_size,
                 num_vectors: num_levels * num_blocks,
                 width: config.hidden_size,
@@ -139,12 +140,13 @@ impl Block {
     fn embed(
         &mut self,
         device: &Device,
-        config: &DrafterConfig,
+        config: &BlockConfig,
         embed: &PackedBf16,
-        anchors: &[DraftAnchor],
+        rows: &Rows<'_>,
     ) -> Result<()> {
-        let masks = (config.block_size - 1) * anchors.len();
-        let token_ids: Vec<u32> = anchors
+        let masks = rows.num_rows - rows.anchors.len();
+        let token_ids: Vec<u32> = rows
+            .anchors
             .iter()
             .map(|anchor| anchor.token_id)
             .chain(std::iter::repeat_n(config.mask_token_id as u32, masks))
@@ -228,8 +230,8 @@ impl Block {
                 v_block: &self.v,
                 k_pages,
                 v_pages,
-                contexts: &rows.contexts,
-                block_size: config.block_size,
+                contexts: &contexts.of_layer(layer_index, rows.anchors),
+                block_size: rows.block_size,
                 q_heads: config.num_heads,
                 kv_heads: config.num_kv_heads,
                 head_dim: config.head_dim,
@@ -257,7 +259,7 @@ impl Block {
     fn transform(
         &mut self,
         device: &Device,
-        config: &DrafterConfig,
+        config: &BlockConfig,
         layer: &LayerWeights,
         rows: &Rows<'_>,
     ) -> Result<()> {
@@ -301,7 +303,7 @@ impl Block {
     fn enter(
         &mut self,
         device: &Device,
-        config: &DrafterConfig,
+        config: &BlockConfig,
         norm: &Buffer<f32>,
         conv: Option<&ConvWeights>,
         rows: &Rows<'_>,
@@ -396,7 +398,7 @@ impl ConvWeights {
                 base: &self.base,
                 side,
                 num_rows: rows.num_rows,
-                num_blocks: rows.contexts.len(),
+                num_blocks: rows.anchors.len(),
                 width: self.projection.in_features(),
                 kernel_size: self.kernel_size,
                 group_size: self.group_size,

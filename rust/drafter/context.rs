@@ -1,18 +1,22 @@
-//! A drafter's context: keys and values of verified positions, in pages of its own.
+//! A parallel drafter's context: keys and values of the positions before the anchor, in pages of its own.
 //!
 //! A position's taps go through `fc` and its norm once; every layer then projects keys (normalised, rotated for the
 //! absolute position) and values from that one vector. Rows are taken in chunks of any size with the same result, as
-//! all kernels are row-invariant.
+//! all kernels are row-invariant. Layers that see everything share a pool of pages with all requests; layers with a
+//! window keep, per slot, a ring of pages that holds the window and whatever scratch rows may follow it.
 
-use super::config::DrafterConfig;
-use super::weights::DrafterWeights;
-use crate::cache::pages::KvCache;
+use super::config::BlockConfig;
+use super::context_length::ContextLength;
+use super::weights::BlockWeights;
+use super::{ContextRows, DraftAnchor};
+use crate::cache::pages::{KvCache, KvShape};
 use crate::device::{Buffer, Device};
-use crate::error::{DrafterError, Result};
+use crate::error::Result;
 use crate::kernels::append_kv::{AppendKv, AppendKvArgs};
 use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::draft_block::BlockContext;
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
+use crate::kernels::paths::MAX_PATH_ROWS;
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use crate::kernels::rope::{Rope, RopeArgs};
 use crate::kernels::tree_attention::KV_BLOCK;
@@ -23,15 +27,56 @@ const CHUNK_ROWS: usize = 64;
 
 /// Contexts of all slots.
 pub(super) struct Contexts {
-    cache: KvCache,
+    whole: KvCache,
+    windowed: KvCache,
+    /// Where each layer's keys and values are.
+    places: Vec<Place>,
     slots: Vec<Slot>,
     scratch: Scratch,
 }
 
-#[derive(Clone, Default)]
+/// The cache of a layer and its index among that cache's layers.
+#[derive(Clone, Copy)]
+struct Place {
+    is_windowed: bool,
+    index: usize,
+}
+
 struct Slot {
-    page_table: Vec<u32>,
-    len: usize,
+    /// Pages of the layers that see everything, as far as reserved.
+    whole_pages: Vec<u32>,
+    /// Pages of the layers with a window: the slot's ring, over and over.
+    ring_pages: Vec<u32>,
+    length: ContextLength,
+}
+
+/// Pages of a ring for layers that see `window` positions: those before the anchor, and the scratch rows of a path.
+fn ring_len(window: usize, pages_per_sequence: usize) -> usize {
+    (window + MAX_PATH_ROWS)
+        .div_ceil(KV_BLOCK)
+        .min(pages_per_sequence)
+}
+
+/// Shapes of the layers without and with a window, and the pages of the latter's ring.
+fn groups(config: &BlockConfig, pages_per_sequence: usize) -> ([Vec<KvShape>; 2], usize) {
+    let num_windowed = config
+        .layers
+        .iter()
+        .filter(|layer| layer.window.is_some())
+        .count();
+    let shapes = [config.layers.len() - num_windowed, num_windowed]
+        .map(|num_layers| vec![config.kv_shape(); num_layers]);
+    let window = config.layers.iter().filter_map(|layer| layer.window).max();
+    let ring = window.map_or(0, |window| ring_len(window, pages_per_sequence));
+    (shapes, ring)
+}
+
+/// What a context's pages take.
+pub(super) struct ContextBytes {
+    /// One page of the layers that see everything.
+    pub(super) page: usize,
+    /// The rings of one slot.
+    pub(super) slot: usize,
 }
 
 /// Activations of one chunk. `B` is a buffer; planning memory puts a number in its place.
@@ -46,7 +91,7 @@ struct Scratch<B = Buffer<f32>> {
 
 impl<B> Scratch<B> {
     /// What `rows` makes of each buffer's values per row.
-    fn with(config: &DrafterConfig, mut rows: impl FnMut(usize) -> B) -> Self {
+    fn with(config: &BlockConfig, mut rows: impl FnMut(usize) -> B) -> Self {
         Self {
             taps: rows(config.taps_dim()),
             fused: rows(config.hidden_size),
@@ -61,28 +106,69 @@ impl<B> Scratch<B> {
 impl Contexts {
     pub(super) fn new(
         device: &Device,
-        config: &DrafterConfig,
+        config: &BlockConfig,
         num_slots: usize,
         num_pages: usize,
+        pages_per_sequence: usize,
     ) -> Self {
+        let ([whole, windowed], ring) = groups(config, pages_per_sequence);
+        let mut counts = [0; 2];
+        let place = |window: Option<usize>| {
+            let count = &mut counts[usize::from(window.is_some())];
+            *count += 1;
+            Place {
+                is_windowed: window.is_some(),
+                index: *count - 1,
+            }
+        };
+        let slot = |slot: usize| Slot {
+            whole_pages: Vec::new(),
+            ring_pages: match ring {
+                0 => Vec::new(),
+                _ => (0..pages_per_sequence)
+                    .map(|page| (slot * ring + page % ring) as u32)
+                    .collect(),
+            },
+            length: ContextLength::default(),
+        };
         Self {
-            cache: KvCache::new(device, &config.kv_shapes(), num_pages),
-            slots: vec![Slot::default(); num_slots],
+            whole: KvCache::new(device, &whole, num_pages),
+            windowed: KvCache::new(device, &windowed, num_slots * ring),
+            places: config
+                .layers
+                .iter()
+                .map(|layer| layer.window)
+                .map(place)
+                .collect(),
+            slots: (0..num_slots).map(slot).collect(),
             scratch: Scratch::with(config, |width| device.alloc(CHUNK_ROWS * width)),
         }
     }
 
+    /// Bytes of the pages, with elements of `activation_bytes`.
+    pub(super) fn bytes_of(
+        config: &BlockConfig,
+        pages_per_sequence: usize,
+        activation_bytes: usize,
+    ) -> ContextBytes {
+        let ([whole, windowed], ring) = groups(config, pages_per_sequence);
+        ContextBytes {
+            page: KvCache::page_bytes_of(&whole, activation_bytes),
+            slot: ring * KvCache::page_bytes_of(&windowed, activation_bytes),
+        }
+    }
+
     /// Values of the buffers besides the pages.
-    pub(super) fn scratch_len_of(config: &DrafterConfig) -> usize {
+    pub(super) fn scratch_len_of(config: &BlockConfig) -> usize {
         let mut row_len = 0;
         Scratch::with(config, |width| row_len += width);
         CHUNK_ROWS * row_len
     }
 
     pub(super) fn reserve(&mut self, slot: usize, num_tokens: usize) -> bool {
-        let held = &mut self.slots[slot].page_table;
+        let held = &mut self.slots[slot].whole_pages;
         let missing = num_tokens.div_ceil(KV_BLOCK).saturating_sub(held.len());
-        match self.cache.allocate(missing) {
+        match self.whole.allocate(missing) {
             Some(pages) => {
                 held.extend(pages);
                 true
@@ -92,45 +178,61 @@ impl Contexts {
     }
 
     pub(super) fn release(&mut self, slot: usize) {
-        let slot = std::mem::take(&mut self.slots[slot]);
-        self.cache.release(&slot.page_table);
+        let slot = &mut self.slots[slot];
+        slot.length = ContextLength::default();
+        self.whole.release(&std::mem::take(&mut slot.whole_pages));
     }
 
-    /// The context of `slot`, which must hold exactly the positions before `position`.
-    pub(super) fn before(&self, slot: usize, position: usize) -> Result<BlockContext<'_>> {
-        let held = &self.slots[slot];
-        if held.len != position {
-            return Err(gap(slot, held.len, position));
-        }
-        Ok(BlockContext {
-            page_table: &held.page_table,
-            context_len: held.len,
-        })
+    pub(super) fn rollback(&mut self, slot: usize) {
+        self.slots[slot].length.rollback();
+    }
+
+    /// Refuses an anchor whose context does not hold exactly the positions before it.
+    pub(super) fn check_ends_before(&self, anchor: &DraftAnchor) -> Result<()> {
+        self.slots[anchor.slot].length.check_ends_before(anchor)
+    }
+
+    /// The contexts of `anchors` as `layer` keeps them.
+    pub(super) fn of_layer(&self, layer: usize, anchors: &[DraftAnchor]) -> Vec<BlockContext<'_>> {
+        let context = |anchor: &DraftAnchor| {
+            let slot = &self.slots[anchor.slot];
+            BlockContext {
+                page_table: match self.places[layer].is_windowed {
+                    true => &slot.ring_pages,
+                    false => &slot.whole_pages,
+                },
+                context_len: slot.length.len(),
+            }
+        };
+        anchors.iter().map(context).collect()
     }
 
     /// Key and value pages of `layer`.
     pub(super) fn k_v(&self, layer: usize) -> (&Buffer<f32>, &Buffer<f32>) {
-        (self.cache.k(layer), self.cache.v(layer))
+        let Place { is_windowed, index } = self.places[layer];
+        let cache = if is_windowed {
+            &self.windowed
+        } else {
+            &self.whole
+        };
+        (cache.k(index), cache.v(index))
     }
 
-    /// See [`Drafter::extend_context`](super::Drafter::extend_context).
+    /// See [`Drafter::extend`](super::Drafter::extend).
     pub(super) fn extend(
         &mut self,
         device: &Device,
         model: Model<'_>,
-        slot: usize,
-        first_position: usize,
-        taps: &[Buffer<f32>],
-        rows: &[u32],
+        rows: ContextRows<'_>,
     ) -> Result<()> {
-        let held = self.slots[slot].len;
-        if held != first_position {
-            return Err(gap(slot, held, first_position));
-        }
+        self.slots[rows.slot].length.check_extends(&rows)?;
         let expected = model.config.target_layer_ids.len();
-        check_size(GatherTaps::NAME, "taps", taps.len(), expected)?;
-        for rows in rows.chunks(CHUNK_ROWS) {
-            self.extend_chunk(device, model, slot, taps, rows)?;
+        check_size(GatherTaps::NAME, "taps", rows.taps.len(), expected)?;
+        for chunk in rows.rows.chunks(CHUNK_ROWS) {
+            self.extend_chunk(device, model, rows.slot, rows.taps, chunk)?;
+            self.slots[rows.slot]
+                .length
+                .grow(chunk.len(), rows.standing);
         }
         Ok(())
     }
@@ -149,7 +251,8 @@ impl Contexts {
             inverse_frequencies,
         } = model;
         let (num_rows, s) = (rows.len(), &mut self.scratch);
-        let slot = &mut self.slots[slot];
+        let slot = &self.slots[slot];
+        let first_position = slot.length.len();
         GatherTaps::run(
             device,
             GatherTapsArgs {
@@ -174,7 +277,7 @@ impl Contexts {
                 y: &mut s.hidden,
             },
         )?;
-        let positions: Vec<u32> = (slot.len as u32..).take(num_rows).collect();
+        let positions: Vec<u32> = (first_position as u32..).take(num_rows).collect();
         let chunk_rows: Vec<u32> = (0..num_rows as u32).collect();
         for (i, layer) in weights.layers.iter().enumerate() {
             let hidden = &s.hidden;
@@ -205,15 +308,20 @@ impl Contexts {
                     pair_offset: config.head_dim / 2,
                 },
             )?;
-            let (k_pages, v_pages) = self.cache.k_v_mut(i);
+            let Place { is_windowed, index } = self.places[i];
+            let (cache, page_table) = match is_windowed {
+                true => (&mut self.windowed, &slot.ring_pages),
+                false => (&mut self.whole, &slot.whole_pages),
+            };
+            let (k_pages, v_pages) = cache.k_v_mut(index);
             AppendKv::run(
                 device,
                 AppendKvArgs {
                     k_tail: &s.k,
                     v_tail: &s.v,
                     rows: &chunk_rows,
-                    first_position: slot.len,
-                    page_table: &slot.page_table,
+                    first_position,
+                    page_table,
                     kv_heads: config.num_kv_heads,
                     head_dim: config.head_dim,
                     k_pages,
@@ -221,7 +329,6 @@ impl Contexts {
                 },
             )?;
         }
-        slot.len += num_rows;
         Ok(())
     }
 }
@@ -229,16 +336,7 @@ impl Contexts {
 /// What a forward reads and never changes.
 #[derive(Clone, Copy)]
 pub(super) struct Model<'a> {
-    pub(super) config: &'a DrafterConfig,
-    pub(super) weights: &'a DrafterWeights,
+    pub(super) config: &'a BlockConfig,
+    pub(super) weights: &'a BlockWeights,
     pub(super) inverse_frequencies: &'a Buffer<f32>,
-}
-
-fn gap(slot: usize, expected: usize, got: usize) -> crate::error::Error {
-    DrafterError::ContextGap {
-        slot,
-        expected,
-        got,
-    }
-    .into()
 }

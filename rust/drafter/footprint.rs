@@ -4,11 +4,30 @@
 //! byte; the engine's tests hold one against the other.
 
 use super::block::Block;
-use super::config::DrafterConfig;
+use super::config::{BlockConfig, DrafterConfig, Eagle3Config, OFFSETS};
 use super::context::Contexts;
-use super::heads::HeadLens;
+use super::draft_head::HeadLens;
+use super::eagle3;
+use super::markov;
 use crate::cache::pages::KvCache;
 use crate::kernels::bf16_matmul::PackedBf16;
+
+/// What a drafter must hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DrafterSizes {
+    /// Requests at once.
+    pub num_slots: usize,
+    /// Pages of 64 context positions, shared by all.
+    pub num_pages: usize,
+    /// Pages of the longest request.
+    pub pages_per_sequence: usize,
+    /// Rows of the target's embedding.
+    pub vocab_size: usize,
+    /// Most positions of a draft.
+    pub num_draft_tokens: usize,
+    /// Most candidates per position or parent, and most parents per position.
+    pub width: usize,
+}
 
 /// Bytes of a drafter, by purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,41 +36,69 @@ pub struct DrafterBytes {
     pub weights: usize,
     /// Activations of one chunk of context.
     pub scratch: usize,
-    /// Activations, logits and candidates of one slot's draft.
+    /// One slot: activations, logits and candidates of its draft, and what it holds of a context whatever its length.
     pub slot: usize,
-    /// One page of context: keys and values of 64 positions in all layers.
+    /// One page of context: keys and values of 64 positions in all layers that keep them all.
     pub page: usize,
 }
 
 impl DrafterConfig {
-    /// Bytes for a target of `vocab_size`, with activations of `activation_bytes` each. Logits and scores are fp32 on
-    /// every device.
-    pub fn bytes(&self, vocab_size: usize, activation_bytes: usize) -> DrafterBytes {
-        let head = HeadLens::of(self, vocab_size, 1);
-        DrafterBytes {
-            weights: self
-                .tensors()
-                .iter()
-                .map(|(_, shape)| match shape[..] {
-                    [rows, columns] => PackedBf16::num_bytes_of(rows, columns),
-                    // Norms and base kernels are widened when they are read.
-                    _ => shape.iter().product::<usize>() * size_of::<f32>(),
-                })
-                .sum(),
-            scratch: Contexts::scratch_len_of(self) * activation_bytes,
-            slot: (Block::len_of(self, 1) + head.gate) * activation_bytes
-                + (head.logits + head.log_probs) * size_of::<f32>()
-                + head.token_ids * size_of::<u32>(),
-            page: KvCache::page_bytes_of(&self.kv_shapes(), activation_bytes),
+    /// Bytes for `sizes`, with activations of `activation_bytes` each. Logits and scores are fp32 on every device.
+    pub fn bytes(&self, sizes: &DrafterSizes, activation_bytes: usize) -> DrafterBytes {
+        let weights = self
+            .tensors()
+            .iter()
+            .map(|(name, shape)| match shape[..] {
+                // Read as a vector: one dot product per row of the draft.
+                [1, columns] => columns * size_of::<f32>(),
+                [rows, columns] => PackedBf16::num_bytes_of(rows, columns),
+                [len] if name == OFFSETS => len * size_of::<u32>(),
+                // Norms and base kernels are widened when they are read.
+                _ => shape.iter().product::<usize>() * size_of::<f32>(),
+            })
+            .sum();
+        match self {
+            Self::Block(config) => block_bytes(config, sizes, activation_bytes, weights),
+            Self::Eagle3(config) => eagle3_bytes(config, sizes, activation_bytes, weights),
+            Self::Ngram(_) => DrafterBytes::default(),
         }
     }
+}
 
-    /// Number of parameters.
-    pub fn num_parameters(&self) -> usize {
-        let tensors = self.tensors();
-        tensors
-            .iter()
-            .map(|(_, shape)| shape.iter().product::<usize>())
-            .sum()
+fn block_bytes(
+    config: &BlockConfig,
+    sizes: &DrafterSizes,
+    activation_bytes: usize,
+    weights: usize,
+) -> DrafterBytes {
+    let head = HeadLens::of(config, sizes, 1);
+    let [walk_activations, walk_values, walk_ids] = markov::lens_of(config, sizes, 1);
+    let block = Block::len_of(config, config.num_rows(sizes.num_draft_tokens));
+    let context = Contexts::bytes_of(config, sizes.pages_per_sequence, activation_bytes);
+    DrafterBytes {
+        weights,
+        scratch: Contexts::scratch_len_of(config) * activation_bytes,
+        slot: context.slot
+            + (block + head.gate + walk_activations) * activation_bytes
+            + (head.logits + head.log_probs + walk_values) * size_of::<f32>()
+            + (head.token_ids + walk_ids) * size_of::<u32>(),
+        page: context.page,
+    }
+}
+
+fn eagle3_bytes(
+    config: &Eagle3Config,
+    sizes: &DrafterSizes,
+    activation_bytes: usize,
+    weights: usize,
+) -> DrafterBytes {
+    let lens = eagle3::lens_of(config, sizes);
+    DrafterBytes {
+        weights,
+        scratch: lens.scratch * activation_bytes,
+        slot: lens.slot_activations * activation_bytes
+            + lens.slot_values * size_of::<f32>()
+            + lens.slot_ids * size_of::<u32>(),
+        page: KvCache::page_bytes_of(&config.kv_shapes(), activation_bytes),
     }
 }

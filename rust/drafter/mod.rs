@@ -1,18 +1,23 @@
 //! Drafters: models that propose tokens for the target to verify.
 //!
-//! In: taps of verified rows ([`Drafter::extend_context`]) and anchor tokens ([`Drafter::propose`]). Out: one
+//! In: rows of the target ([`Drafter::extend`]) and anchor tokens ([`Drafter::propose`]). Out: one
 //! [`Proposal`](proposal::Proposal) per request. [`open`] finds out what a checkpoint is by its keys and tensors and
 //! checks it against the target; nothing above this module knows which drafter runs. A drafter's context holds exactly
-//! the positions before the anchor, each from a verified row of the target; drafted rows never enter it. What is
-//! proposed for a request depends on its own context and anchor only, not on the requests drafted beside it.
+//! the positions before the anchor. Verified rows of the target stay; scratch rows, of a pass that marks a path and
+//! verifies nothing, stand until [`Drafter::rollback`]. Drafted rows never enter it. What is proposed for a request
+//! depends on its own context and anchor only, not on the requests drafted beside it.
 
+mod beam;
 mod block;
+mod block_drafter;
 pub mod config;
 mod context;
-mod dflash;
+mod context_length;
+mod draft_head;
+mod eagle3;
 pub mod footprint;
-mod heads;
-pub mod method;
+mod markov;
+mod ngram;
 pub mod pairing;
 pub mod proposal;
 mod weights;
@@ -22,10 +27,12 @@ use std::path::Path;
 use crate::device::{Buffer, Device};
 use crate::error::Result;
 use crate::model::{DecoderWeights, ModelConfig};
+use crate::options::speculation::DraftScores;
 use config::DrafterConfig;
+use footprint::DrafterSizes;
 use proposal::Proposal;
 
-/// The last committed token of a request: the target has not seen it yet, and drafts follow it.
+/// The last token of a request: the target has not seen it yet, and drafts follow it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DraftAnchor {
     /// The request's slot.
@@ -36,43 +43,50 @@ pub struct DraftAnchor {
     pub position: usize,
 }
 
-/// What scores a proposal should hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ScoreKind {
-    /// The `top_k` likeliest tokens of each position, whatever comes before (at most 64, the rows of a pass).
-    Marginal {
-        /// Candidates per position.
-        top_k: usize,
-    },
-    /// Candidates scored after every candidate of the position before.
-    Conditional,
-}
-
 /// What to draft, for all requests of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DraftRequest {
-    /// Positions to propose, 1 to [`Drafter::max_draft_tokens`].
+    /// Positions to propose, from 1 to what the drafter was opened for.
     pub num_draft_tokens: usize,
     /// Their scores.
-    pub scores: ScoreKind,
+    pub scores: DraftScores,
+    /// Candidates per position, or per parent; see [`TreePlan::width`](crate::options::speculation::TreePlan::width).
+    pub width: usize,
+}
+
+/// What the rows that extend a context are worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Committed rows of an exact pass: they stay.
+    Verified,
+    /// Rows of a marked path: the next rollback drops them.
+    Scratch,
+}
+
+/// Positions to append to a context.
+#[derive(Clone, Copy, Debug)]
+pub struct ContextRows<'a> {
+    /// The request's slot.
+    pub slot: usize,
+    /// Position of the first row; the context ends right before it.
+    pub first_position: usize,
+    /// One buffer `[rows of the pass, hidden_size]` per tap, in the order of [`Drafter::taps`].
+    pub taps: &'a [Buffer<f32>],
+    /// Rows of that pass, in position order.
+    pub rows: &'a [u32],
+    /// The token of each row.
+    pub token_ids: &'a [u32],
+    /// Whether they stay.
+    pub standing: Standing,
 }
 
 /// A drafter with its context caches. Slots are the engine's; there are as many as [`open`] was told.
 pub trait Drafter: Send {
-    /// The method's name in `speculative_config`.
-    fn method(&self) -> &'static str;
-
     /// Bytes of its weights in memory.
     fn weight_bytes(&self) -> usize;
 
-    /// Target layers, 0-based, whose outputs [`extend_context`](Self::extend_context) wants, in this order.
+    /// Target layers, 0-based, whose outputs [`extend`](Self::extend) wants, in this order.
     fn taps(&self) -> &[usize];
-
-    /// Most tokens that one call of [`propose`](Self::propose) drafts per request.
-    fn max_draft_tokens(&self) -> usize;
-
-    /// Whether [`ScoreKind::Conditional`] is to be had.
-    fn has_conditional_scores(&self) -> bool;
 
     /// Makes room for a context of `num_tokens` positions in `slot`; `false`, and nothing changed, when pages run out.
     fn reserve(&mut self, slot: usize, num_tokens: usize) -> bool;
@@ -80,27 +94,27 @@ pub trait Drafter: Send {
     /// Empties `slot` and gives its pages back.
     fn release(&mut self, slot: usize);
 
-    /// Appends verified positions to the context of `slot`: `rows` of the pass that wrote `taps` (one buffer per tap,
-    /// `[rows of the pass, hidden_size]`), in position order, the first at `first_position`.
+    /// Appends positions to a context; `target` lends its embedding.
     ///
     /// # Errors
-    /// [`ContextGap`](crate::error::DrafterError::ContextGap) unless `first_position` is the length of the context;
-    /// a [`KernelError`](crate::error::KernelError) when room was not reserved.
-    fn extend_context(
+    /// [`ContextGap`](crate::error::DrafterError::ContextGap) unless the rows start where the context ends, and for
+    /// verified rows after scratch rows; a [`KernelError`](crate::error::KernelError) when room was not reserved.
+    fn extend(
         &mut self,
         device: &Device,
-        slot: usize,
-        first_position: usize,
-        taps: &[Buffer<f32>],
-        rows: &[u32],
+        target: &DecoderWeights,
+        rows: ContextRows<'_>,
     ) -> Result<()>;
 
-    /// Drafts after every anchor, all requests in one forward; `target` lends its embedding and LM head. Contexts stay
-    /// as they are, so drafting again gives the same proposals.
+    /// Drops all scratch rows of `slot`: the context is again what the last verified rows made it.
+    fn rollback(&mut self, slot: usize);
+
+    /// Drafts after every anchor, all requests together, into `proposals` (one per anchor, whatever they held);
+    /// `target` lends its embedding and LM head. Contexts stay as they are, so drafting again gives the same proposals.
     ///
     /// # Errors
     /// [`DraftLength`](crate::error::DrafterError::DraftLength),
-    /// [`NoConditionalScores`](crate::error::DrafterError::NoConditionalScores), and
+    /// [`NoScores`](crate::error::DrafterError::NoScores), and
     /// [`ContextGap`](crate::error::DrafterError::ContextGap) when a context does not end right before its anchor.
     fn propose(
         &mut self,
@@ -108,37 +122,54 @@ pub trait Drafter: Send {
         target: &DecoderWeights,
         anchors: &[DraftAnchor],
         wanted: DraftRequest,
-    ) -> Result<Vec<Proposal>>;
+        proposals: &mut [Proposal],
+    ) -> Result<()>;
 }
 
-/// Opens the drafter of `config`, read from `dir`, for the target of `target_dir`, with room for `num_slots` requests
-/// at once and `num_pages` pages of 64 context positions in all.
+/// Where a drafter and its target come from.
+#[derive(Clone, Copy, Debug)]
+pub struct PairFiles<'a> {
+    /// The drafter's directory; unused by a drafter without weights.
+    pub drafter: &'a Path,
+    /// The target's.
+    pub target: &'a Path,
+}
+
+/// Opens the drafter of `config` for a target, with room for what `sizes` says.
 ///
 /// # Errors
 /// An error that names file or directories, expected and got, when the checkpoint is damaged, of a kind that is not
 /// served, inconsistent in itself, or made for another target.
 pub fn open(
-    dir: &Path,
-    config: DrafterConfig,
-    target_dir: &Path,
-    target_config: &ModelConfig,
+    files: PairFiles<'_>,
+    config: &DrafterConfig,
+    target: &ModelConfig,
     device: &Device,
-    num_slots: usize,
-    num_pages: usize,
+    sizes: DrafterSizes,
 ) -> Result<Box<dyn Drafter>> {
-    let taps = pairing::check(dir, &config, target_dir, target_config)?;
-    let drafter = dflash::DFlash::load(
-        dir,
-        config,
-        taps,
-        dflash::Capacity {
-            num_slots,
-            num_pages,
-            vocab_size: target_config.vocab_size,
-        },
-        device,
-    )?;
-    Ok(Box::new(drafter))
+    let taps = pairing::check(files, config, target)?;
+    let dir = files.drafter;
+    Ok(match config {
+        DrafterConfig::Block(config) => Box::new(block_drafter::BlockDrafter::load(
+            dir, config, taps, device, sizes,
+        )?),
+        DrafterConfig::Eagle3(config) => {
+            Box::new(eagle3::Eagle3::load(dir, config, taps, device, sizes)?)
+        }
+        DrafterConfig::Ngram(config) => Box::new(ngram::Ngram::new(*config, sizes)),
+    })
+}
+
+/// Refuses a draft length that a drafter was not opened for.
+fn check_length(wanted: usize, sizes: &DrafterSizes) -> Result<()> {
+    match (1..=sizes.num_draft_tokens).contains(&wanted) {
+        true => Ok(()),
+        false => Err(crate::error::DrafterError::DraftLength {
+            expected: sizes.num_draft_tokens,
+            got: wanted,
+        }
+        .into()),
+    }
 }
 
 #[cfg(test)]

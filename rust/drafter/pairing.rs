@@ -1,37 +1,61 @@
 //! Whether a drafter fits a target: every size that both sides state must agree.
 
-use std::path::Path;
-
+use super::PairFiles;
 use super::config::DrafterConfig;
 use crate::error::DrafterError;
 use crate::model::ModelConfig;
+
+/// Sizes that drafter and target share, `None` where the drafter does not state one, and the layers it taps.
+struct Shared {
+    hidden_size: usize,
+    vocab_size: Option<usize>,
+    num_target_layers: Option<usize>,
+    mask_token_id: Option<usize>,
+    target_layer_ids: Vec<i64>,
+}
 
 /// Checks `drafter` against `target` and returns the target layers to tap.
 ///
 /// # Errors
 /// [`DrafterError::Pairing`] or [`DrafterError::Tap`], naming both directories and both values.
 pub fn check(
-    drafter_dir: &Path,
+    files: PairFiles<'_>,
     drafter: &DrafterConfig,
-    target_dir: &Path,
     target: &ModelConfig,
 ) -> Result<Vec<usize>, DrafterError> {
+    let num_layers = target.layers.len();
+    let shared = match drafter {
+        DrafterConfig::Block(config) => Shared {
+            hidden_size: config.hidden_size,
+            vocab_size: config.vocab_size,
+            num_target_layers: config.num_target_layers,
+            mask_token_id: Some(config.mask_token_id),
+            target_layer_ids: config.target_layer_ids.clone(),
+        },
+        DrafterConfig::Eagle3(config) => Shared {
+            hidden_size: config.hidden_size,
+            vocab_size: config.vocab_size,
+            num_target_layers: config.num_target_layers,
+            mask_token_id: None,
+            target_layer_ids: config.layer_ids_of(num_layers),
+        },
+        DrafterConfig::Ngram(_) => return Ok(Vec::new()),
+    };
     let differs = |what, expected, got| DrafterError::Pairing {
-        drafter: drafter_dir.to_owned(),
-        target: target_dir.to_owned(),
+        drafter: files.drafter.to_owned(),
+        target: files.target.to_owned(),
         what,
         expected,
         got,
     };
-    let num_layers = target.layers.len();
     // `fc` and all projections follow from hidden size and number of taps, which the tensors were checked against.
     let sizes = [
-        ("hidden_size", target.hidden_size, Some(drafter.hidden_size)),
-        ("vocab_size", target.vocab_size, drafter.vocab_size),
+        ("hidden_size", target.hidden_size, Some(shared.hidden_size)),
+        ("vocab_size", target.vocab_size, shared.vocab_size),
         (
             "number of target layers",
             num_layers,
-            drafter.num_target_layers,
+            shared.num_target_layers,
         ),
     ];
     for (what, expected, got) in sizes {
@@ -40,11 +64,11 @@ pub fn check(
             _ => {}
         }
     }
-    if drafter.mask_token_id >= target.vocab_size {
+    if let Some(mask_token_id) = shared.mask_token_id.filter(|&id| id >= target.vocab_size) {
         let what = "mask_token_id, which must lie below the number of embedding rows,";
-        return Err(differs(what, target.vocab_size, drafter.mask_token_id));
+        return Err(differs(what, target.vocab_size, mask_token_id));
     }
-    drafter
+    shared
         .target_layer_ids
         .iter()
         .map(|&id| {
@@ -52,8 +76,8 @@ pub fn check(
             match usize::try_from(id) {
                 Ok(layer) if layer + 1 < num_layers => Ok(layer),
                 _ => Err(DrafterError::Tap {
-                    drafter: drafter_dir.to_owned(),
-                    target: target_dir.to_owned(),
+                    drafter: files.drafter.to_owned(),
+                    target: files.target.to_owned(),
                     got: id,
                     num_layers,
                 }),

@@ -1,46 +1,162 @@
-//! What a drafter proposes for one request: per depth a list of candidate tokens and how likely each is.
+//! What a drafter proposes for one request: lists of candidates, each list the possible children of some node.
 //!
-//! Out of every drafter, into tree growth. A level either has one list of log-probabilities (marginals, whatever the
-//! path before) or one per candidate of the level before (conditional on the parent); growth does not care which.
-//! Depth 0 follows the anchor token, so it always has a single parent. No device memory, no drafter names.
+//! Out of every drafter, into tree growth. The first list follows the anchor token; a candidate links to the list of
+//! its own children, if it has one. Marginals are one list per depth to which all candidates before it link, selector
+//! scores one list per candidate before it, a beam one list per node it expanded, so growth sees one thing. No device
+//! memory, no drafter names; cleared and filled again each step without allocating.
 
-/// The candidates for the token at `anchor position + depth + 1`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Level {
-    /// K distinct token ids, most likely by the drafter's own ranking first; an index into them is a *slot*.
-    pub token_ids: Vec<u32>,
-    /// `[num_parents, K]`, natural logarithms, at most 0.
-    pub log_probs: Vec<f32>,
-    /// 1 when the scores do not depend on the parent, else the K of the level before.
-    pub num_parents: usize,
+/// A list of candidates, by the order in which it was added.
+pub type ListId = u32;
+
+/// Marks a candidate without children.
+const NO_LIST: ListId = ListId::MAX;
+
+/// A place in a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// The list.
+    pub list: ListId,
+    /// Index in it.
+    pub slot: usize,
 }
 
-/// Levels of one request, shallowest first.
+/// The candidates of one list.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Children<'a> {
+    /// Distinct token ids; an index is a *slot*, the lower of two equally likely ones counts first.
+    pub token_ids: &'a [u32],
+    /// Their log-probabilities given the parent, natural and at most 0, in any order.
+    pub log_probs: &'a [f32],
+}
+
+/// Where a list's parts start. Lists of one level share tokens and links.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct ListParts {
+    first_token: usize,
+    first_link: usize,
+    first_log_prob: usize,
+    len: usize,
+}
+
+/// Candidates of one request. The default proposes nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Proposal {
-    /// `levels[d]` proposes the token at `anchor position + d + 1`.
-    pub levels: Vec<Level>,
+    lists: Vec<ListParts>,
+    token_ids: Vec<u32>,
+    links: Vec<ListId>,
+    log_probs: Vec<f32>,
 }
 
 impl Proposal {
-    /// Number of positions proposed.
-    pub fn num_levels(&self) -> usize {
-        self.levels.len()
+    /// Forgets all candidates and keeps the memory.
+    pub fn clear(&mut self) {
+        self.lists.clear();
+        self.token_ids.clear();
+        self.links.clear();
+        self.log_probs.clear();
     }
 
-    /// Log-probabilities of the candidates of `depth` after the candidate in slot `parent_slot` of the level before
-    /// (any value at depth 0 and for marginals).
+    /// Adds a list of candidates that follow `parent` (the anchor token when `None`, which only the first list does).
     ///
     /// # Panics
-    /// When `depth` is not proposed or a conditional level has no such parent.
-    pub fn children(&self, depth: usize, parent_slot: usize) -> &[f32] {
-        let level = &self.levels[depth];
-        let row = if level.num_parents == 1 {
-            0
-        } else {
-            parent_slot
+    /// When the two slices differ in length or `parent` is no candidate.
+    pub fn push_list(
+        &mut self,
+        parent: Option<Candidate>,
+        token_ids: &[u32],
+        log_probs: &[f32],
+    ) -> ListId {
+        assert_eq!(token_ids.len(), log_probs.len(), "one score per candidate");
+        assert_eq!(
+            parent.is_none(),
+            self.lists.is_empty(),
+            "one list follows the anchor"
+        );
+        let list = self.push_tokens(token_ids, 1);
+        self.log_probs.extend_from_slice(log_probs);
+        if let Some(parent) = parent {
+            self.link(parent, list);
+        }
+        list
+    }
+
+    /// Adds the candidates of the next position. Scores are `[num_parents, candidates]`: one row for all candidates of
+    /// the position before when `num_parents` is 1, else one for each of them.
+    ///
+    /// # Panics
+    /// When the sizes do not fit together or the position before was not added by this function.
+    pub fn push_level(&mut self, token_ids: &[u32], log_probs: &[f32], num_parents: usize) {
+        assert_eq!(
+            token_ids.len() * num_parents,
+            log_probs.len(),
+            "one score per parent and candidate"
+        );
+        let above = self.lists.last().copied();
+        let first = self.push_tokens(token_ids, num_parents);
+        self.log_probs.extend_from_slice(log_probs);
+        let Some(above) = above else {
+            assert_eq!(num_parents, 1, "one list follows the anchor");
+            return;
         };
-        &level.log_probs[row * level.token_ids.len()..][..level.token_ids.len()]
+        assert!(
+            num_parents == 1 || num_parents == above.len,
+            "one row per candidate before"
+        );
+        for slot in 0..above.len {
+            let row = if num_parents == 1 { 0 } else { slot };
+            self.links[above.first_link + slot] = first + row as ListId;
+        }
+    }
+
+    /// Lists over the same tokens, whose scores the caller adds.
+    fn push_tokens(&mut self, token_ids: &[u32], num_lists: usize) -> ListId {
+        let first = self.lists.len();
+        let parts = |i: usize| ListParts {
+            first_token: self.token_ids.len(),
+            first_link: self.links.len(),
+            first_log_prob: self.log_probs.len() + i * token_ids.len(),
+            len: token_ids.len(),
+        };
+        self.lists.extend((0..num_lists).map(parts));
+        self.token_ids.extend_from_slice(token_ids);
+        self.links
+            .resize(self.links.len() + token_ids.len(), NO_LIST);
+        first as ListId
+    }
+
+    /// Makes `children` the list below `parent`; several candidates may share one.
+    ///
+    /// # Panics
+    /// When there is no such candidate or list, or the list does not come after the candidate's.
+    pub fn link(&mut self, parent: Candidate, children: ListId) {
+        assert!(
+            parent.list < children && (children as usize) < self.lists.len(),
+            "lists come in order"
+        );
+        let parts = self.lists[parent.list as usize];
+        assert!(parent.slot < parts.len, "a candidate of its list");
+        self.links[parts.first_link + parent.slot] = children;
+    }
+
+    /// The list that follows the anchor token, if anything is proposed.
+    pub fn first_list(&self) -> Option<ListId> {
+        (!self.lists.is_empty()).then_some(0)
+    }
+
+    /// The candidates of `list`.
+    pub fn children(&self, list: ListId) -> Children<'_> {
+        let parts = &self.lists[list as usize];
+        Children {
+            token_ids: &self.token_ids[parts.first_token..][..parts.len],
+            log_probs: &self.log_probs[parts.first_log_prob..][..parts.len],
+        }
+    }
+
+    /// The list below a candidate, if it has children.
+    pub fn below(&self, parent: Candidate) -> Option<ListId> {
+        let parts = &self.lists[parent.list as usize];
+        let list = self.links[parts.first_link + parent.slot];
+        (list != NO_LIST).then_some(list)
     }
 }
 
@@ -48,25 +164,39 @@ impl Proposal {
 mod tests {
     use super::*;
 
+    fn at(list: ListId, slot: usize) -> Candidate {
+        Candidate { list, slot }
+    }
+
     #[test]
-    fn conditional_levels_index_by_parent_and_marginal_ones_do_not() {
-        let proposal = Proposal {
-            levels: vec![
-                Level {
-                    token_ids: vec![7, 9],
-                    log_probs: vec![-0.5, -1.0],
-                    num_parents: 1,
-                },
-                Level {
-                    token_ids: vec![4, 5, 6],
-                    log_probs: vec![-1.0, -2.0, -3.0, -4.0, -5.0, -6.0],
-                    num_parents: 2,
-                },
-            ],
-        };
-        assert_eq!(proposal.num_levels(), 2);
-        assert_eq!(proposal.children(0, 5), &[-0.5, -1.0]);
-        assert_eq!(proposal.children(1, 0), &[-1.0, -2.0, -3.0]);
-        assert_eq!(proposal.children(1, 1), &[-4.0, -5.0, -6.0]);
+    fn conditional_levels_have_a_list_per_parent_and_marginal_ones_share() {
+        let mut proposal = Proposal::default();
+        assert_eq!(proposal.first_list(), None);
+        proposal.push_level(&[7, 9], &[-0.5, -1.0], 1);
+        proposal.push_level(&[4, 5, 6], &[-1.0, -2.0, -3.0, -4.0, -5.0, -6.0], 2);
+        proposal.push_level(&[8], &[-0.25], 1);
+        let first = proposal.first_list().unwrap();
+        assert_eq!(proposal.children(first).log_probs, [-0.5, -1.0]);
+        let below = [0, 1].map(|slot| proposal.below(at(first, slot)).unwrap());
+        assert_ne!(below[0], below[1]);
+        assert_eq!(proposal.children(below[1]).token_ids, [4, 5, 6]);
+        assert_eq!(proposal.children(below[1]).log_probs, [-4.0, -5.0, -6.0]);
+        let last = proposal.below(at(below[1], 2)).unwrap();
+        assert_eq!(proposal.below(at(below[0], 0)), Some(last));
+        assert_eq!(proposal.children(last).token_ids, [8]);
+        assert_eq!(proposal.below(at(last, 0)), None);
+    }
+
+    #[test]
+    fn beams_link_the_nodes_they_expand() {
+        let mut proposal = Proposal::default();
+        let first = proposal.push_list(None, &[3, 1], &[-0.1, -2.5]);
+        let below = proposal.push_list(Some(at(first, 1)), &[5], &[0.0]);
+        assert_eq!(proposal.below(at(first, 0)), None);
+        assert_eq!(proposal.below(at(first, 1)), Some(below));
+        proposal.link(at(first, 0), below);
+        assert_eq!(proposal.below(at(first, 0)), Some(below));
+        proposal.clear();
+        assert_eq!(proposal, Proposal::default());
     }
 }

@@ -1,9 +1,10 @@
-//! A drafter's weights, read once from its checkpoint. Embedding and LM head are the target's and not among them.
+//! A parallel drafter's weights, read once from its checkpoint. Its embedding is the target's, and so is its LM head
+//! unless it drafts a part of the vocabulary only.
 
 use std::path::Path;
 
-use super::config::DrafterConfig;
-use super::method::SelectorConfig;
+use super::config::{BlockConfig, MarkovConfig, MarkovKind, SelectorConfig};
+use super::draft_head::OwnHead;
 use crate::device::Buffer;
 use crate::error::CheckpointError;
 use crate::kernels::bf16_matmul::PackedBf16;
@@ -13,7 +14,7 @@ use crate::weights::{Checkpoint, Linear};
 type Result<T, E = CheckpointError> = std::result::Result<T, E>;
 
 /// All weights of a drafter.
-pub(super) struct DrafterWeights {
+pub(super) struct BlockWeights {
     /// `[hidden_size, num_taps * hidden_size]`.
     pub(super) fc: Linear,
     /// Weight of the norm after `fc`.
@@ -24,6 +25,12 @@ pub(super) struct DrafterWeights {
     pub(super) final_norm: Buffer<f32>,
     /// DFlash2's selector.
     pub(super) selector: Option<SelectorWeights>,
+    /// DSpark's Markov head.
+    pub(super) markov: Option<MarkovWeights>,
+    /// DSpark's confidence head.
+    pub(super) confidence: Option<ConfidenceWeights>,
+    /// Head of a drafter with a vocabulary of its own.
+    pub(super) head: Option<OwnHead>,
 }
 
 /// Weights of one layer.
@@ -66,12 +73,60 @@ pub(super) struct SelectorWeights {
     pub(super) top_k: usize,
 }
 
-impl DrafterWeights {
+/// Weights of a Markov head. `joint` and `gate` projections are cut by what they multiply, so that the part of the
+/// hidden state is computed once for all parents of a position.
+pub(super) struct MarkovWeights {
+    /// Codes of tokens, `[vocab_size, rank]`.
+    pub(super) codes: PackedBf16,
+    /// From a code to a correction, `[drafted ids, rank]`.
+    pub(super) correction: Linear,
+    pub(super) mixing: MarkovMixing,
+}
+
+/// What happens to a code before it corrects.
+pub(super) enum MarkovMixing {
+    /// Nothing.
+    Vanilla,
+    /// Scaled by a gate.
+    Gated {
+        hidden: Linear,
+        code: Linear,
+        bias: Buffer<f32>,
+    },
+    /// Fed to a recurrent state.
+    Rnn {
+        state: Linear,
+        code: Linear,
+        hidden: Linear,
+        bias: Option<Buffer<f32>>,
+    },
+}
+
+/// Weights of the confidence head.
+pub(super) struct ConfidenceWeights {
+    /// For the hidden state and, where it is read, the code of the token before.
+    pub(super) weight: Buffer<f32>,
+    pub(super) bias: Buffer<f32>,
+}
+
+impl ConfidenceWeights {
+    /// Logarithm of the probability that a position's draft is accepted, given the position's hidden state and the
+    /// code of the token before.
+    pub(super) fn log_probability(&self, hidden: &[f32], code: &[f32]) -> f32 {
+        let weights = self.weight.host().iter();
+        let products = weights.zip(hidden.iter().chain(code)).map(|(w, x)| w * x);
+        let logit = self.bias.host()[0] + products.sum::<f32>();
+        // ln(sigmoid(x)), without cancellation on either side.
+        logit.min(0.0) - (-logit.abs()).exp().ln_1p()
+    }
+}
+
+impl BlockWeights {
     /// Reads the weights of `config` from `dir`.
     ///
     /// # Errors
     /// [`CheckpointError`] when a tensor is missing, extra, or of another shape or dtype.
-    pub(super) fn load(dir: &Path, config: &DrafterConfig) -> Result<Self> {
+    pub(super) fn load(dir: &Path, config: &BlockConfig, vocab_size: usize) -> Result<Self> {
         let checkpoint = Checkpoint::open(dir)?;
         let loader = Loader {
             checkpoint: &checkpoint,
@@ -89,8 +144,20 @@ impl DrafterWeights {
                 .selector()
                 .map(|selector| loader.selector(selector))
                 .transpose()?,
+            markov: config
+                .method
+                .markov()
+                .map(|markov| loader.markov(markov))
+                .transpose()?,
+            confidence: loader.confidence()?,
+            head: config
+                .draft_vocab_size
+                .map(|size| {
+                    OwnHead::load(&checkpoint, [size, config.hidden_size], Some(vocab_size))
+                })
+                .transpose()?,
         };
-        checkpoint.finish(&[])?;
+        checkpoint.finish(config.copies())?;
         Ok(weights)
     }
 
@@ -100,12 +167,42 @@ impl DrafterWeights {
         let selector = self.selector.as_ref().map_or(0, |s| {
             s.hidden_projection.num_bytes() + s.predecessor.num_bytes() + s.successor.num_bytes()
         });
+        let markov = self.markov.as_ref().map_or(0, MarkovWeights::num_bytes);
+        let confidence = self.confidence.as_ref();
+        let head = self.head.as_ref().map_or(0, OwnHead::num_bytes);
         let layers: usize = self.layers.iter().map(LayerWeights::num_bytes).sum();
         self.fc.num_bytes()
             + vector(&self.hidden_norm)
             + vector(&self.final_norm)
             + layers
             + selector
+            + markov
+            + confidence.map_or(0, |c| vector(&c.weight) + vector(&c.bias))
+            + head
+    }
+}
+
+impl MarkovWeights {
+    fn num_bytes(&self) -> usize {
+        let vector = |v: &Buffer<f32>| v.len() * size_of::<f32>();
+        let mixing = match &self.mixing {
+            MarkovMixing::Vanilla => 0,
+            MarkovMixing::Gated { hidden, code, bias } => {
+                hidden.num_bytes() + code.num_bytes() + vector(bias)
+            }
+            MarkovMixing::Rnn {
+                state,
+                code,
+                hidden,
+                bias,
+            } => {
+                state.num_bytes()
+                    + code.num_bytes()
+                    + hidden.num_bytes()
+                    + bias.as_ref().map_or(0, vector)
+            }
+        };
+        self.codes.num_bytes() + self.correction.num_bytes() + mixing
     }
 }
 
@@ -138,7 +235,7 @@ impl LayerWeights {
 
 struct Loader<'a> {
     checkpoint: &'a Checkpoint,
-    config: &'a DrafterConfig,
+    config: &'a BlockConfig,
 }
 
 impl Loader<'_> {
@@ -202,6 +299,69 @@ impl Loader<'_> {
             successor: codebook("successor")?,
             top_k: selector.top_k,
         })
+    }
+
+    fn markov(&self, markov: &MarkovConfig) -> Result<MarkovWeights> {
+        let (rank, hidden) = (markov.rank, self.config.hidden_size);
+        let name = |part: &str| format!("markov_head.{part}");
+        let num_drafted_ids = self.config.num_drafted_ids(markov.vocab_size);
+        let mixing = match markov.kind {
+            MarkovKind::Vanilla => MarkovMixing::Vanilla,
+            MarkovKind::Gated => {
+                let [hidden, code] =
+                    self.columns(&name("gate_proj.weight"), rank, [hidden, rank])?;
+                let bias = self.checkpoint.vector_f32(&name("gate_proj.bias"), rank)?;
+                MarkovMixing::Gated { hidden, code, bias }
+            }
+            MarkovKind::Rnn { has_bias } => {
+                let joint = name("joint_proj.weight");
+                let [state, code, hidden] = self.columns(&joint, 3 * rank, [rank, rank, hidden])?;
+                let bias = || {
+                    self.checkpoint
+                        .vector_f32(&name("joint_proj.bias"), 3 * rank)
+                };
+                let bias = has_bias.then(bias).transpose()?;
+                MarkovMixing::Rnn {
+                    state,
+                    code,
+                    hidden,
+                    bias,
+                }
+            }
+        };
+        Ok(MarkovWeights {
+            codes: self
+                .checkpoint
+                .matrix_bf16(&name("markov_w1.weight"), [markov.vocab_size, rank])?,
+            correction: self.linear(&name("markov_w2"), num_drafted_ids, rank)?,
+            mixing,
+        })
+    }
+
+    fn confidence(&self) -> Result<Option<ConfidenceWeights>> {
+        let method = &self.config.method;
+        let Some(confidence) = method.confidence() else {
+            return Ok(None);
+        };
+        let code = method.markov().filter(|_| confidence.with_markov);
+        let width = self.config.hidden_size + code.map_or(0, |markov| markov.rank);
+        Ok(Some(ConfidenceWeights {
+            weight: self
+                .checkpoint
+                .tensor_f32("confidence_head.proj.weight", &[1, width])?,
+            bias: self.checkpoint.vector_f32("confidence_head.proj.bias", 1)?,
+        }))
+    }
+
+    /// A matrix cut into groups of columns.
+    fn columns<const N: usize>(
+        &self,
+        name: &str,
+        out_features: usize,
+        widths: [usize; N],
+    ) -> Result<[Linear; N]> {
+        let parts = self.checkpoint.columns_bf16(name, out_features, widths)?;
+        Ok(parts.map(Linear::Bf16))
     }
 
     fn linear(&self, name: &str, out_features: usize, in_features: usize) -> Result<Linear> {

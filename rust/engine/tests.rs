@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 
 use super::*;
 use crate::convert::convert_model;
+use crate::options::PromptLookup;
 use crate::plan::footprint::Footprint;
 use crate::weights::raw_safetensors::{demo_target, family};
 
@@ -22,6 +23,8 @@ fn options(max_num_seqs: usize) -> EngineOptions {
         num_speculative_tokens: None,
         tree: None,
         tree_nodes: None,
+        verify_costs: None,
+        prompt_lookup: PromptLookup::default(),
     }
 }
 

@@ -95,6 +95,22 @@ pub enum CheckpointError {
         /// The tensor it is tied to.
         expected: String,
     },
+    /// An entry of an id table points outside the vocabulary.
+    #[error(
+        "{dir}: tensor `{tensor}` should lead every row to an id below {expected}, but row {row} is offset by {got}"
+    )]
+    Offset {
+        /// Checkpoint directory.
+        dir: PathBuf,
+        /// The tensor.
+        tensor: &'static str,
+        /// The row.
+        row: usize,
+        /// Size of the vocabulary.
+        expected: usize,
+        /// Its offset.
+        got: i64,
+    },
     /// A tensor has a dtype that its place does not allow.
     #[error("{file}: tensor `{tensor}` should have dtype {expected}, got {got}")]
     Dtype {

@@ -176,6 +176,12 @@ impl Kernel for DraftSelect {
 }
 
 impl LogitShape {
+    /// Logits as they are.
+    pub const PLAIN: Self = Self {
+        multiplier: 1.0,
+        softcap: None,
+    };
+
     #[inline(always)]
     fn apply<L: Lanes>(self, logits: L) -> L {
         let logits = logits.mul(L::splat(self.multiplier));

@@ -78,6 +78,39 @@ impl RowPaths {
         Ok(())
     }
 
+    /// Appends queries of one request whose paths lead through rows of earlier forwards over the same tail: each comes
+    /// as the path before it and its own row of the tail. [`Segment::rows`] then counts queries.
+    ///
+    /// # Errors
+    /// [`KernelError::PathTooLong`] when a path exceeds [`MAX_PATH_ROWS`].
+    pub fn push_queries<'a>(
+        &mut self,
+        slot: usize,
+        committed_len: usize,
+        queries: impl Iterator<Item = (&'a [u32], u32)>,
+    ) -> Result<(), KernelError> {
+        let first = self.num_rows();
+        for (before, row) in queries {
+            let len = before.len() + 1;
+            if len > MAX_PATH_ROWS {
+                return Err(KernelError::PathTooLong {
+                    expected: MAX_PATH_ROWS,
+                    got: len,
+                });
+            }
+            self.path_rows.extend_from_slice(before);
+            self.path_rows.push(row);
+            self.path_starts.push(self.path_rows.len());
+            self.positions.push((committed_len + len - 1) as u32);
+        }
+        self.segments.push(Segment {
+            slot,
+            rows: first..self.num_rows(),
+            committed_len,
+        });
+        Ok(())
+    }
+
     /// Number of rows of all segments.
     pub fn num_rows(&self) -> usize {
         self.positions.len()
@@ -114,6 +147,23 @@ mod tests {
         assert_eq!(paths.path(3), &[0, 2, 3]);
         assert_eq!(paths.path(5), &[4, 5]);
         assert_eq!(paths.segments()[1].rows, 4..6);
+    }
+
+    #[test]
+    fn queries_continue_paths_of_earlier_forwards() {
+        let mut paths = RowPaths::new();
+        let before: [&[u32]; 2] = [&[4, 6], &[]];
+        let queries = before.into_iter().zip([9, 3]);
+        paths.push_queries(2, 10, queries).unwrap();
+        assert_eq!(paths.positions(), &[12, 10]);
+        assert_eq!((paths.path(0), paths.path(1)), (&[4, 6, 9][..], &[3][..]));
+        assert_eq!(paths.segments()[0].rows, 0..2);
+        let long = [0; MAX_PATH_ROWS];
+        let refused = paths.push_queries(0, 0, [(&long[..], 1)].into_iter());
+        assert!(matches!(
+            refused,
+            Err(KernelError::PathTooLong { got: 65, .. })
+        ));
     }
 
     #[test]

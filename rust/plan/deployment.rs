@@ -8,8 +8,8 @@ use super::budget::{Budget, available_bytes};
 use super::footprint::{Backend, Footprint, Holdings};
 use super::weight_bytes::num_parameters;
 use crate::drafter::config::DrafterConfig;
-use crate::drafter::pairing;
-use crate::error::{DrafterError, OptionError, Result};
+use crate::drafter::{PairFiles, pairing};
+use crate::error::{OptionError, Result};
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::model::config::ModelConfig;
 use crate::options::{EngineOptions, WeightFormat};
@@ -68,10 +68,15 @@ impl DeploymentPlan {
     pub fn new(options: &EngineOptions, setting: Setting<'_>) -> Result<Self> {
         options.validate()?;
         let config = ModelConfig::read(setting.model)?;
-        let drafter = setting
-            .drafter
-            .map(|dir| paired_drafter(dir, options, setting.model, &config))
-            .transpose()?;
+        let drafter =
+            DrafterConfig::find(setting.drafter, options, DrafterConfig::read_for_planning)?;
+        if let Some(drafter) = &drafter {
+            let files = PairFiles {
+                drafter: setting.drafter.unwrap_or(Path::new("")),
+                target: setting.model,
+            };
+            pairing::check(files, drafter, &config)?;
+        }
         let headers = match Checkpoint::is_in(setting.model) {
             true => Some(Checkpoint::open(setting.model)?),
             false => None,
@@ -122,37 +127,5 @@ impl DeploymentPlan {
     /// How many times as many KV tokens fit with W12 as with BF16; `None` when none fits with BF16.
     pub fn pool_ratio(&self) -> Option<f64> {
         (self.bf16.num_pages > 0).then(|| self.w12.num_pages as f64 / self.bf16.num_pages as f64)
-    }
-}
-
-/// The drafter in `dir`, checked against its target and the method asked for.
-fn paired_drafter(
-    dir: &Path,
-    options: &EngineOptions,
-    target_dir: &Path,
-    target: &ModelConfig,
-) -> Result<DrafterConfig> {
-    let drafter = DrafterConfig::read_for_planning(dir)?;
-    check_method(dir, &drafter, options)?;
-    pairing::check(dir, &drafter, target_dir, target)?;
-    Ok(drafter)
-}
-
-/// Checks that `drafter` is of the method that `options` ask for, if they do.
-///
-/// # Errors
-/// [`DrafterError::Method`].
-pub fn check_method(
-    dir: &Path,
-    drafter: &DrafterConfig,
-    options: &EngineOptions,
-) -> Result<(), DrafterError> {
-    match &options.method {
-        Some(wanted) if wanted != drafter.method.name() => Err(DrafterError::Method {
-            drafter: dir.to_path_buf(),
-            expected: wanted.clone(),
-            got: drafter.method.name(),
-        }),
-        _ => Ok(()),
     }
 }

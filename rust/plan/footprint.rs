@@ -123,7 +123,7 @@ impl Footprint {
         } = *holdings;
         let activation_bytes = holdings.backend.activation_bytes();
         let num_slots = limits.max_num_seqs;
-        let num_taps = drafter.map_or(0, |drafter| drafter.target_layer_ids.len());
+        let num_taps = drafter.map_or(0, DrafterConfig::num_taps);
         let kv_shapes = vec![kv_shape(config); config.num_attention_layers()];
         Self {
             weights: WeightBytes::of(config, holdings.format, holdings.headers, holdings.backend),
@@ -139,7 +139,7 @@ impl Footprint {
             num_slots,
             pass: Decoder::pass_bytes_of(config, num_taps, limits.max_step_rows, activation_bytes),
             drafter: drafter.map_or_else(DrafterBytes::default, |drafter| {
-                drafter.bytes(config.vocab_size, activation_bytes)
+                drafter.bytes(&limits.drafter_sizes(config, 0), activation_bytes)
             }),
             kv_page: KvCache::page_bytes_of(&kv_shapes, activation_bytes) as u64,
         }

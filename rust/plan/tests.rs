@@ -12,7 +12,7 @@ use super::weight_bytes::{SizeBasis, WeightBytes, num_parameters};
 use super::*;
 use crate::convert::convert_model;
 use crate::error::{ConfigError, Error};
-use crate::options::WeightFormat;
+use crate::options::{PromptLookup, WeightFormat};
 use crate::weights::Checkpoint;
 use crate::weights::inspect::inspect;
 use crate::weights::raw_safetensors::demo_target;
@@ -44,6 +44,8 @@ fn options(max_num_seqs: usize) -> EngineOptions {
         num_speculative_tokens: None,
         tree: None,
         tree_nodes: None,
+        verify_costs: None,
+        prompt_lookup: PromptLookup::default(),
     }
 }
 

@@ -8,9 +8,10 @@ use std::sync::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::drafter::config::DrafterConfig;
 use crate::engine::{self, Record};
 use crate::error::{InternalError, Result};
-use crate::options::EngineOptions;
+use crate::options::{EngineOptions, PromptLookup};
 use crate::request::SamplingParams;
 use crate::weights::checkpoint::Verification;
 
@@ -68,7 +69,8 @@ impl Engine {
                 verification: engine.verification(),
                 copy_bytes: engine.target().num_copy_bytes(),
                 head: engine.target().head_path().name(),
-                method: engine.drafter_method(),
+                method: engine.drafter_config().map(DrafterConfig::method),
+                drafter: engine.drafter_config().map(DrafterConfig::description),
                 plan: plan.clone(),
                 num_free_kv_pages: engine.num_free_kv_pages(),
             })
@@ -197,6 +199,11 @@ pub(super) fn extract_options(options: &Bound<'_, PyAny>) -> PyResult<EngineOpti
         num_speculative_tokens: options.getattr("num_speculative_tokens")?.extract()?,
         tree: options.getattr("tree")?.extract()?,
         tree_nodes: options.getattr("tree_nodes")?.extract()?,
+        verify_costs: options.getattr("verify_costs")?.extract()?,
+        prompt_lookup: PromptLookup {
+            min: options.getattr("prompt_lookup_min")?.extract()?,
+            max: options.getattr("prompt_lookup_max")?.extract()?,
+        },
     })
 }
 
@@ -235,6 +242,7 @@ struct Description {
     copy_bytes: usize,
     head: &'static str,
     method: Option<&'static str>,
+    drafter: Option<String>,
     plan: crate::plan::EnginePlan,
     num_free_kv_pages: usize,
 }
@@ -269,6 +277,7 @@ impl Description {
         dict.set_item("num_free_kv_pages", self.num_free_kv_pages)?;
         dict.set_item("kv_page_bytes", self.plan.footprint.kv_page)?;
         dict.set_item("method", self.method)?;
+        dict.set_item("drafter", self.drafter)?;
         let speculating = self.method.is_some();
         dict.set_item(
             "tree",

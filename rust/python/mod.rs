@@ -16,7 +16,7 @@ use pyo3::types::{PyDict, PyTuple};
 #[pyo3(name = "_core")]
 mod core_module {
     use super::{Bound, PyAnyMethods, PyDict, PyModule, PyModuleMethods, PyResult, PyTuple};
-    use crate::drafter::method;
+    use crate::drafter::config;
     use crate::model::families;
 
     #[pymodule_export]
@@ -46,7 +46,7 @@ mod core_module {
         module.add("TARGET_ARCHITECTURES", targets)?;
         let drafters = PyTuple::new(
             module.py(),
-            method::supported_architectures().collect::<Vec<_>>(),
+            config::supported_architectures().collect::<Vec<_>>(),
         )?;
         module.add("DRAFTER_ARCHITECTURES", drafters)
     }

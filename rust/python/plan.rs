@@ -53,7 +53,7 @@ fn deployment_dict<'py>(py: Python<'py>, plan: &DeploymentPlan) -> PyResult<Boun
     dict.set_item("num_parameters", plan.num_parameters)?;
     dict.set_item("max_position_embeddings", config.max_position_embeddings)?;
     let drafter = plan.drafter.as_ref();
-    dict.set_item("method", drafter.map(|drafter| drafter.method.name()))?;
+    dict.set_item("method", drafter.map(|drafter| drafter.method()))?;
     let drafter_parameters = drafter.map_or(0, |drafter| drafter.num_parameters());
     dict.set_item("num_drafter_parameters", drafter_parameters)?;
     dict.set_item("memory_bytes", budget.memory_bytes)?;

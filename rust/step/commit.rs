@@ -3,6 +3,7 @@
 
 use std::time::Instant;
 
+use crate::drafter::{ContextRows, Standing};
 use crate::error::Result;
 use crate::request::{DecodePass, Drafts, Request, ScreenCounts, State};
 
@@ -36,16 +37,26 @@ pub fn commit(
             target,
             caches,
             drafter,
+            ..
         } = pair;
         target.commit(device, caches, entry.slot, entry.committed_len, &path.rows)?;
         if let (Some(drafter), None) = (drafter, path.finish) {
-            drafter.extend_context(
-                device,
-                entry.slot,
-                entry.committed_len,
-                target.taps(),
-                &path.rows,
-            )?;
+            // A path starts at its tree's root.
+            let in_tree = |row: &u32| (row - path.rows[0]) as usize;
+            let token_ids: Vec<u32> = path
+                .rows
+                .iter()
+                .map(|row| tree.token_ids[in_tree(row)])
+                .collect();
+            let rows = ContextRows {
+                slot: entry.slot,
+                first_position: entry.committed_len,
+                taps: target.taps(),
+                rows: &path.rows,
+                token_ids: &token_ids,
+                standing: Standing::Verified,
+            };
+            drafter.extend(device, target.weights(), rows)?;
         }
         let request = &mut requests[entry.index];
         if let Some(records) = &records {
@@ -61,6 +72,7 @@ pub fn commit(
             finish: path.finish,
         });
     }
+    pair.workspace.spare_trees.extend(trees);
     Ok(Committed { entries })
 }
 

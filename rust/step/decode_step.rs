@@ -3,12 +3,16 @@
 use crate::cache::slots::SequenceCaches;
 use crate::device::Device;
 use crate::drafter::Drafter;
+use crate::drafter::proposal::Proposal;
 use crate::error::Result;
 use crate::model::decoder::Decoder;
+use crate::options::speculation::TreePlan;
 use crate::request::Request;
 
+use super::grow::TreeGrower;
+use super::tree::TokenTree;
 use super::types::{Batch, Committed};
-use super::{accept, commit, draft, forest, tree::TreePolicy, verify};
+use super::{accept, commit, draft, forest, verify};
 
 /// A target with its caches and, when speculating, a drafter: all that a step computes with.
 pub struct ModelPair {
@@ -20,17 +24,19 @@ pub struct ModelPair {
     pub caches: SequenceCaches,
     /// Proposes tokens; `None` = plain decoding.
     pub drafter: Option<Box<dyn Drafter>>,
+    /// What drafting and growing use again every step.
+    pub workspace: DraftWorkspace,
 }
 
-/// How trees are grown, fixed for an engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TreePlan {
-    /// Growth policy.
-    pub policy: TreePolicy,
-    /// Rows of a tree, root included.
-    pub tree_nodes: usize,
-    /// Longest path below the root.
-    pub num_draft_tokens: usize,
+/// Memory of past steps.
+#[derive(Default)]
+pub struct DraftWorkspace {
+    /// Proposals, as many as there ever were entries to draft for.
+    pub(super) proposals: Vec<Proposal>,
+    /// Grows trees.
+    pub(super) grower: TreeGrower,
+    /// Trees that were committed.
+    pub(super) spare_trees: Vec<TokenTree>,
 }
 
 /// Runs one step. Plain decoding is the tree of one node: it takes the same stages.
@@ -44,7 +50,7 @@ pub fn decode_step(
     batch: Batch,
 ) -> Result<Committed> {
     let proposals = draft::propose(pair, plan, batch)?;
-    let trees = forest::grow(plan, proposals);
+    let trees = forest::grow(&mut pair.workspace, plan, proposals);
     let verified = verify::verify(pair, requests, trees)?;
     let accepted = accept::accept(requests, verified);
     commit::commit(pair, requests, accepted)

@@ -1,46 +1,42 @@
 //! Draft stage: asks the drafter once for all entries that have something to gain.
 
-use crate::drafter::{DraftAnchor, DraftRequest, ScoreKind};
+use crate::drafter::proposal::Proposal;
+use crate::drafter::{DraftAnchor, DraftRequest};
 use crate::error::Result;
+use crate::options::speculation::TreePlan;
 
-use super::decode_step::{ModelPair, TreePlan};
-use super::tree::TreePolicy;
+use super::decode_step::ModelPair;
 use super::types::{Batch, BatchEntry, Proposals, Work};
 
-/// Proposes continuations of every decode entry with room for more than its root.
+/// Proposes continuations of every decode entry with room for more than its root. The proposals stay in the pair's
+/// workspace.
 ///
 /// # Errors
 /// Whatever the drafter's kernels refuse.
 pub fn propose(pair: &mut ModelPair, plan: &TreePlan, batch: Batch) -> Result<Proposals> {
-    let mut proposals: Vec<_> = batch.entries.iter().map(|_| None).collect();
-    if let Some(drafter) = &mut pair.drafter {
-        let speculating: Vec<_> = batch
-            .entries
-            .iter()
-            .enumerate()
-            .filter_map(|(i, entry)| Some((i, anchor(entry)?)))
-            .collect();
-        if !speculating.is_empty() {
-            let anchors: Vec<_> = speculating.iter().map(|(_, anchor)| *anchor).collect();
-            let wanted = DraftRequest {
-                num_draft_tokens: plan.num_draft_tokens,
-                scores: match plan.policy {
-                    TreePolicy::Conditional => ScoreKind::Conditional,
-                    TreePolicy::Chain if drafter.has_conditional_scores() => ScoreKind::Conditional,
-                    TreePolicy::Chain => ScoreKind::Marginal { top_k: 1 },
-                    TreePolicy::DdTree => ScoreKind::Marginal {
-                        top_k: plan.tree_nodes - 1,
-                    },
-                },
-            };
-            let proposed =
-                drafter.propose(&pair.device, pair.target.weights(), &anchors, wanted)?;
-            for ((i, _), proposal) in speculating.into_iter().zip(proposed) {
-                proposals[i] = Some(proposal);
+    let mut anchors = Vec::new();
+    let mut places = vec![None; batch.entries.len()];
+    if pair.drafter.is_some() {
+        for (entry, place) in batch.entries.iter().zip(&mut places) {
+            if let Some(anchor) = anchor(entry) {
+                *place = Some(anchors.len());
+                anchors.push(anchor);
             }
         }
     }
-    Ok(Proposals { batch, proposals })
+    let kept = &mut pair.workspace.proposals;
+    kept.resize_with(kept.len().max(anchors.len()), Proposal::default);
+    if let (Some(drafter), false) = (&mut pair.drafter, anchors.is_empty()) {
+        let wanted = DraftRequest {
+            num_draft_tokens: plan.num_draft_tokens,
+            scores: plan.scores,
+            width: plan.width,
+        };
+        let target = pair.target.weights();
+        let proposals = &mut kept[..anchors.len()];
+        drafter.propose(&pair.device, target, &anchors, wanted, proposals)?;
+    }
+    Ok(Proposals { batch, places })
 }
 
 /// The anchor of an entry that may verify more than its root.

@@ -1,7 +1,6 @@
 //! One value per stage: `Batch > Proposals > TokenTrees > Verified > Accepted > Committed`. Each stage consumes the
 //! value before it, so that a wrong order does not compile.
 
-use crate::drafter::proposal::Proposal;
 use crate::kernels::paths::RowPaths;
 use crate::model::decoder::ResidualProbe;
 use crate::request::{FinishReason, NonFiniteLogit, ScreenCounts};
@@ -48,10 +47,10 @@ pub enum Work {
     },
 }
 
-/// The batch with what the drafter proposes for each entry; `None` = nothing to speculate on.
+/// The batch with the place of each entry's proposal in the workspace; `None` = nothing to speculate on.
 pub struct Proposals {
     pub(super) batch: Batch,
-    pub(super) proposals: Vec<Option<Proposal>>,
+    pub(super) places: Vec<Option<usize>>,
 }
 
 /// The batch with one tree per entry; a prompt chunk is a chain.

@@ -240,6 +240,26 @@ impl Checkpoint {
             .map(|t| self.shards[t.shard].file.as_path())
     }
 
+    /// Reads tensor `name`, one axis of `len` integers. I64 only.
+    ///
+    /// # Errors
+    /// [`CheckpointError`] when the tensor is missing or has another shape or dtype.
+    pub fn vector_i64(&self, name: &str, len: usize) -> Result<Vec<i64>> {
+        let entry = self.entry(name, &[len])?;
+        if entry.tensor.dtype != "I64" {
+            return Err(self.wrong_dtype(name, entry, "I64"));
+        }
+        let values = self
+            .source_bytes_of(name, entry)?
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .map(|bytes| i64::from_le_bytes(*bytes))
+            .collect();
+        self.mark_used(entry);
+        Ok(values)
+    }
+
     /// Reads tensor `name`, one axis of `len` elements, widened to fp32. BF16 or F32.
     ///
     /// # Errors

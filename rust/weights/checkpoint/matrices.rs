@@ -101,6 +101,34 @@ impl Checkpoint {
         }
     }
 
+    /// Reads tensor `name`, a matrix of `out_features` rows, cut into packed BF16 matrices of `widths` columns.
+    ///
+    /// # Errors
+    /// As for [`Self::matrix`].
+    pub fn columns_bf16<const N: usize>(
+        &self,
+        name: &str,
+        out_features: usize,
+        widths: [usize; N],
+    ) -> Result<[PackedBf16; N]> {
+        let in_features = widths.iter().sum();
+        let shape = [out_features, in_features];
+        let Matrix::Bf16(weights) = self.matrix(name, shape, WeightFormat::Bf16)? else {
+            unreachable!("BF16 was asked for")
+        };
+        let mut first = 0;
+        Ok(widths.map(|width| {
+            let columns = first..first + width;
+            first += width;
+            let part: Vec<bf16> = weights
+                .chunks_exact(in_features)
+                .flat_map(|row| &row[columns.clone()])
+                .copied()
+                .collect();
+            PackedBf16::pack(&part, out_features, width)
+        }))
+    }
+
     /// The bytes of tensor `name` in the checkpoint that was converted, or in this one if it was not: proved where the
     /// file lets us.
     ///

@@ -1,0 +1,266 @@
+//! From hidden states of drafted positions to proposals: an LM head, then the likeliest tokens of each position, scored
+//! alone or, by DFlash2's selector, given the candidate before.
+
+use super::DraftAnchor;
+use super::config::BlockConfig;
+use super::footprint::DrafterSizes;
+use super::proposal::Proposal;
+use super::weights::SelectorWeights;
+use crate::device::{Buffer, Device};
+use crate::error::{CheckpointError, Result};
+use crate::kernels::Kernel;
+use crate::kernels::bf16_matmul::Epilogue;
+use crate::kernels::draft_select::{DraftSelect, DraftSelectArgs, LogitShape, Selector};
+use crate::model::DecoderWeights;
+use crate::options::WeightFormat;
+use crate::weights::{Checkpoint, Linear};
+
+/// A drafter's own LM head, perhaps over a part of the vocabulary.
+pub(super) struct OwnHead {
+    lm_head: Linear,
+    /// The target's id of each row; `None` = the same.
+    target_ids: Option<Vec<u32>>,
+}
+
+impl OwnHead {
+    /// Reads the head of `[rows, hidden_size]` and, for a target of `offset_into` ids, the offsets of its rows' ids.
+    pub(super) fn load(
+        checkpoint: &Checkpoint,
+        [num_rows, hidden_size]: [usize; 2],
+        offset_into: Option<usize>,
+    ) -> Result<Self, CheckpointError> {
+        const OFFSETS: &str = super::config::OFFSETS;
+        let target_ids = |vocab_size: usize| {
+            let offsets = checkpoint.vector_i64(OFFSETS, num_rows)?;
+            let id = |(row, offset): (usize, &i64)| {
+                let id = (row as i64).checked_add(*offset);
+                id.and_then(|id| u32::try_from(id).ok())
+                    .filter(|&id| (id as usize) < vocab_size)
+                    .ok_or_else(|| CheckpointError::Offset {
+                        dir: checkpoint.dir().to_owned(),
+                        tensor: OFFSETS,
+                        row,
+                        expected: vocab_size,
+                        got: *offset,
+                    })
+            };
+            offsets.iter().enumerate().map(id).collect()
+        };
+        Ok(Self {
+            lm_head: Linear::load(
+                checkpoint,
+                "lm_head.weight",
+                num_rows,
+                hidden_size,
+                WeightFormat::Auto,
+            )?,
+            target_ids: offset_into.map(target_ids).transpose()?,
+        })
+    }
+
+    /// Bytes in memory.
+    pub(super) fn num_bytes(&self) -> usize {
+        let ids = self.target_ids.as_ref().map_or(0, Vec::len);
+        self.lm_head.num_bytes() + ids * size_of::<u32>()
+    }
+
+    /// Turns rows of the head into the target's ids.
+    pub(super) fn to_target_ids(&self, ids: &mut [u32]) {
+        if let Some(target_ids) = &self.target_ids {
+            for id in ids {
+                *id = target_ids[*id as usize];
+            }
+        }
+    }
+
+    /// Logits `[num_rows, rows of the head]`.
+    pub(super) fn forward(
+        &self,
+        device: &Device,
+        hidden: &Buffer<f32>,
+        num_rows: usize,
+        logits: &mut Buffer<f32>,
+    ) -> Result<()> {
+        Ok(self
+            .lm_head
+            .forward(device, hidden, num_rows, logits, Epilogue::Store)?)
+    }
+}
+
+/// Elements of the head's buffers.
+pub(super) struct HeadLens {
+    /// Fp32.
+    pub(super) logits: usize,
+    /// Activations.
+    pub(super) gate: usize,
+    /// 32-bit ids.
+    pub(super) token_ids: usize,
+    /// Fp32.
+    pub(super) log_probs: usize,
+}
+
+impl HeadLens {
+    /// For `num_slots` requests of `sizes`.
+    pub(super) fn of(config: &BlockConfig, sizes: &DrafterSizes, num_slots: usize) -> Self {
+        let num_rows = num_slots * sizes.num_draft_tokens;
+        let (rank, top_k) = config
+            .method
+            .selector()
+            .map_or((0, 0), |s| (s.rank, s.top_k));
+        Self {
+            logits: num_rows * config.num_drafted_ids(sizes.vocab_size),
+            gate: num_rows * rank,
+            token_ids: num_rows * top_k.max(sizes.width),
+            log_probs: num_rows * (top_k * top_k).max(sizes.width),
+        }
+    }
+}
+
+/// Rows of a call, level-major: position by position, in each the requests in the order of their anchors.
+#[derive(Clone, Copy)]
+pub(super) struct DraftedRows<'a> {
+    pub(super) anchors: &'a [DraftAnchor],
+    pub(super) num_levels: usize,
+    /// Final-norm outputs `[num_levels, anchors, hidden_size]`.
+    pub(super) hidden: &'a Buffer<f32>,
+}
+
+impl DraftedRows<'_> {
+    pub(super) fn num_rows(&self) -> usize {
+        self.num_levels * self.anchors.len()
+    }
+}
+
+/// Buffers of the head, allocated once.
+pub(super) struct DraftHead {
+    shape: LogitShape,
+    num_drafted_ids: usize,
+    max_width: usize,
+    logits: Buffer<f32>,
+    gate: Buffer<f32>,
+    token_ids: Buffer<u32>,
+    log_probs: Buffer<f32>,
+}
+
+impl DraftHead {
+    pub(super) fn new(device: &Device, config: &BlockConfig, sizes: &DrafterSizes) -> Self {
+        let lens = HeadLens::of(config, sizes, sizes.num_slots);
+        let num_drafted_ids = config.num_drafted_ids(sizes.vocab_size);
+        Self {
+            shape: config.logit_shape,
+            num_drafted_ids,
+            max_width: sizes.width.min(num_drafted_ids),
+            logits: device.alloc(lens.logits),
+            gate: device.alloc(lens.gate),
+            token_ids: device.alloc(lens.token_ids),
+            log_probs: device.alloc(lens.log_probs),
+        }
+    }
+
+    /// Logits of all rows, `[rows, drafted ids]`, by the drafter's own head or the target's.
+    pub(super) fn project(
+        &mut self,
+        device: &Device,
+        target: &DecoderWeights,
+        own: Option<&OwnHead>,
+        rows: DraftedRows<'_>,
+    ) -> Result<&Buffer<f32>> {
+        match own {
+            Some(head) => head.forward(device, rows.hidden, rows.num_rows(), &mut self.logits)?,
+            None => target.logits(device, rows.hidden, rows.num_rows(), &mut self.logits)?,
+        }
+        Ok(&self.logits)
+    }
+
+    /// Proposes the `width` likeliest tokens of each position by the logits of [`Self::project`].
+    pub(super) fn propose_marginal(
+        &mut self,
+        device: &Device,
+        own: Option<&OwnHead>,
+        rows: DraftedRows<'_>,
+        width: usize,
+        proposals: &mut [Proposal],
+    ) -> Result<()> {
+        let top_k = width.min(self.max_width);
+        self.select(device, rows, top_k, None)?;
+        if let Some(head) = own {
+            head.to_target_ids(&mut self.token_ids.host_mut()[..rows.num_rows() * top_k]);
+        }
+        self.push_levels(rows, top_k, top_k, proposals);
+        Ok(())
+    }
+
+    /// Proposes the selector's candidates, scored given the candidate before.
+    pub(super) fn propose_selected(
+        &mut self,
+        device: &Device,
+        weights: &SelectorWeights,
+        rows: DraftedRows<'_>,
+        proposals: &mut [Proposal],
+    ) -> Result<()> {
+        weights.hidden_projection.forward(
+            device,
+            rows.hidden,
+            rows.num_rows(),
+            &mut self.gate,
+            Epilogue::Store,
+        )?;
+        let top_k = weights.top_k;
+        self.select(device, rows, top_k, Some(weights))?;
+        self.push_levels(rows, top_k, top_k * top_k, proposals);
+        Ok(())
+    }
+
+    fn select(
+        &mut self,
+        device: &Device,
+        rows: DraftedRows<'_>,
+        top_k: usize,
+        selector: Option<&SelectorWeights>,
+    ) -> Result<()> {
+        let anchor_tokens: Vec<u32> = rows.anchors.iter().map(|anchor| anchor.token_id).collect();
+        DraftSelect::run(
+            device,
+            DraftSelectArgs {
+                logits: &self.logits,
+                vocab_size: self.num_drafted_ids,
+                num_levels: rows.num_levels,
+                num_blocks: rows.anchors.len(),
+                top_k,
+                shape: self.shape,
+                selector: selector.map(|weights| Selector {
+                    gate: &self.gate,
+                    predecessor: &weights.predecessor,
+                    successor: &weights.successor,
+                    anchor_tokens: &anchor_tokens,
+                }),
+                token_ids: &mut self.token_ids,
+                log_probs: &mut self.log_probs,
+            },
+        )?;
+        Ok(())
+    }
+
+    fn push_levels(
+        &self,
+        rows: DraftedRows<'_>,
+        top_k: usize,
+        scores_per_row: usize,
+        proposals: &mut [Proposal],
+    ) {
+        for (block, proposal) in proposals.iter_mut().enumerate() {
+            for level in 0..rows.num_levels {
+                let row = level * rows.anchors.len() + block;
+                let num_parents = match level {
+                    0 => 1,
+                    _ => scores_per_row / top_k,
+                };
+                proposal.push_level(
+                    &self.token_ids.host()[row * top_k..][..top_k],
+                    &self.log_probs.host()[row * scores_per_row..][..num_parents * top_k],
+                    num_parents,
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,403 @@
+//! EAGLE-3: one decoder layer that predicts, from a feature of one position and the token after it, the token after
+//! that; drafted features stand in for the target's, one forward per depth.
+//!
+//! A context row of position i pairs the feature that `fc` makes of the target's taps at i with the token at i + 1, so
+//! the last position waits for its token: as the first row of the next extension, or as the root of a draft, where it
+//! is paired with the anchor. Keys and values of a layer need no attention, hence extending computes no more than them.
+//! Drafted rows live in the tail of one call and are forgotten; accepted tokens come again with their real features.
+
+mod forward;
+mod weights;
+
+use std::path::Path;
+
+use super::beam::{Beam, Merging, RankedRows};
+use super::config::Eagle3Config;
+use super::context_length::ContextLength;
+use super::footprint::DrafterSizes;
+use super::proposal::Proposal;
+use super::{ContextRows, DraftAnchor, DraftRequest, Drafter, Standing, check_length};
+use crate::cache::pages::KvCache;
+use crate::device::{Buffer, Device};
+use crate::error::{DrafterError, Result};
+use crate::kernels::append_kv::{AppendKv, AppendKvArgs};
+use crate::kernels::bf16_matmul::Epilogue;
+use crate::kernels::draft_select::{DraftSelect, DraftSelectArgs, LogitShape};
+use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
+use crate::kernels::paths::RowPaths;
+use crate::kernels::tree_attention::KV_BLOCK;
+use crate::kernels::{Kernel, check_size};
+use crate::model::DecoderWeights;
+use crate::options::speculation::DraftScores;
+use forward::{Entry, Layer, Pass, Tail, TreeContext};
+use weights::Eagle3Weights;
+
+/// Positions per forward when a context grows.
+const CHUNK_ROWS: usize = 64;
+
+/// Features kept per slot: of the last verified and of the last scratch position.
+const FEATURES_PER_SLOT: usize = 2;
+
+/// A loaded drafter.
+pub(super) struct Eagle3 {
+    config: Eagle3Config,
+    sizes: DrafterSizes,
+    taps: Vec<usize>,
+    weights: Eagle3Weights,
+    inverse_frequencies: Buffer<f32>,
+    cache: KvCache,
+    slots: Vec<Slot>,
+    /// The feature that waits for its token, `[slots, 2, hidden_size]`.
+    waiting: Buffer<f32>,
+    chunk: Chunk,
+    pass: Pass,
+    logits: Buffer<f32>,
+    tail: Tail,
+    token_ids: Buffer<u32>,
+    log_probs: Buffer<f32>,
+    beam: Beam,
+}
+
+#[derive(Clone, Default)]
+struct Slot {
+    page_table: Vec<u32>,
+    length: ContextLength,
+}
+
+impl Slot {
+    /// Row of `waiting` that holds the last position's feature.
+    fn waiting_row(&self, slot: usize) -> usize {
+        let is_scratch = self.length.len() > self.length.verified();
+        FEATURES_PER_SLOT * slot + usize::from(is_scratch)
+    }
+}
+
+/// Activations of a growing context. `B` is a buffer; planning memory puts a number in its place.
+struct Chunk<B = Buffer<f32>> {
+    taps: B,
+    fused: B,
+    /// The waiting feature, then the chunk's.
+    features: B,
+    entry: Entry<B>,
+}
+
+impl<B> Chunk<B> {
+    /// What `values` makes of each buffer's values.
+    fn with(config: &Eagle3Config, mut values: impl FnMut(usize) -> B) -> Self {
+        Self {
+            taps: values(CHUNK_ROWS * config.taps_dim()),
+            fused: values(CHUNK_ROWS * config.hidden_size),
+            features: values((CHUNK_ROWS + 1) * config.hidden_size),
+            entry: Entry::with(config, |width| values(CHUNK_ROWS * width)),
+        }
+    }
+}
+
+/// Elements of a drafter's buffers besides pages.
+pub(super) struct Lens {
+    /// Activations shared by all slots.
+    pub(super) scratch: usize,
+    /// Activations of one slot.
+    pub(super) slot_activations: usize,
+    /// Fp32 values of one slot.
+    pub(super) slot_values: usize,
+    /// 32-bit ids of one slot.
+    pub(super) slot_ids: usize,
+}
+
+/// Elements for `sizes`.
+pub(super) fn lens_of(config: &Eagle3Config, sizes: &DrafterSizes) -> Lens {
+    let mut scratch = 0;
+    Chunk::with(config, |len| scratch += len);
+    let mut row_len = 0;
+    Pass::with(config, |width| row_len += width);
+    Lens {
+        scratch,
+        slot_activations: FEATURES_PER_SLOT * config.hidden_size
+            + sizes.width * row_len
+            + tail_rows(sizes) * 2 * config.kv_dim(),
+        slot_values: sizes.width * (config.draft_vocab_size + sizes.width),
+        slot_ids: sizes.width * sizes.width,
+    }
+}
+
+/// Rows that one request may expand in a draft: its root, then a beam per further depth.
+fn tail_rows(sizes: &DrafterSizes) -> usize {
+    1 + sizes.num_draft_tokens.saturating_sub(1) * sizes.width
+}
+
+impl Eagle3 {
+    pub(super) fn load(
+        dir: &Path,
+        config: &Eagle3Config,
+        taps: Vec<usize>,
+        device: &Device,
+        sizes: DrafterSizes,
+    ) -> Result<Self> {
+        let num_rows = sizes.num_slots * sizes.width;
+        let num_children = num_rows * sizes.width;
+        Ok(Self {
+            taps,
+            weights: Eagle3Weights::load(dir, config, sizes.vocab_size)?,
+            inverse_frequencies: Buffer::from_slice(&config.rope.inverse_frequencies()),
+            cache: KvCache::new(device, &config.kv_shapes(), sizes.num_pages),
+            slots: vec![Slot::default(); sizes.num_slots],
+            waiting: device.alloc(sizes.num_slots * FEATURES_PER_SLOT * config.hidden_size),
+            chunk: Chunk::with(config, |len| device.alloc(len)),
+            pass: Pass::with(config, |width| device.alloc(num_rows * width)),
+            logits: device.alloc(num_rows * config.draft_vocab_size),
+            tail: Tail::new(
+                device,
+                sizes.num_slots * tail_rows(&sizes) * config.kv_dim(),
+            ),
+            token_ids: device.alloc(num_children),
+            log_probs: device.alloc(num_children),
+            beam: Beam::new(Merging::Never),
+            config: config.clone(),
+            sizes,
+        })
+    }
+
+    /// One chunk of rows: features of all, keys and values of all but the last and of the position before the first.
+    fn extend_chunk(
+        &mut self,
+        device: &Device,
+        target: &DecoderWeights,
+        rows: &ContextRows<'_>,
+        chunk: std::ops::Range<usize>,
+    ) -> Result<()> {
+        let hidden = self.config.hidden_size;
+        let (tap_rows, token_ids) = (&rows.rows[chunk.clone()], &rows.token_ids[chunk]);
+        let num_rows = tap_rows.len();
+        let slot = &mut self.slots[rows.slot];
+        let Chunk {
+            taps,
+            fused,
+            features,
+            entry,
+        } = &mut self.chunk;
+        GatherTaps::run(
+            device,
+            GatherTapsArgs {
+                taps: rows.taps,
+                rows: tap_rows,
+                width: hidden,
+                y: taps,
+            },
+        )?;
+        let fc = &self.weights.fc;
+        fc.forward(device, taps, num_rows, fused, Epilogue::Store)?;
+        // The first position of all has none before it, and its token pairs with nothing.
+        let waiting = usize::from(slot.length.len() > 0);
+        if waiting == 1 {
+            let row = slot.waiting_row(rows.slot) * hidden;
+            features.host_mut()[..hidden].copy_from_slice(&self.waiting.host()[row..][..hidden]);
+        }
+        features.host_mut()[waiting * hidden..][..num_rows * hidden]
+            .copy_from_slice(&fused.host()[..num_rows * hidden]);
+        let token_ids = &token_ids[1 - waiting..];
+        let first_position = slot.length.len() - waiting;
+        let positions: Vec<u32> = (first_position as u32..).take(token_ids.len()).collect();
+        if !token_ids.is_empty() {
+            let layer = Layer {
+                device,
+                config: &self.config,
+                weights: &self.weights,
+                inverse_frequencies: &self.inverse_frequencies,
+            };
+            let embed = self.weights.embed.as_ref().unwrap_or(&target.embed);
+            layer.enter(token_ids, embed, features, &positions, entry)?;
+            let entered: Vec<u32> = (0..token_ids.len() as u32).collect();
+            let (k_pages, v_pages) = self.cache.k_v_mut(0);
+            AppendKv::run(
+                device,
+                AppendKvArgs {
+                    k_tail: &entry.k,
+                    v_tail: &entry.v,
+                    rows: &entered,
+                    first_position,
+                    page_table: &slot.page_table,
+                    kv_heads: self.config.num_kv_heads,
+                    head_dim: self.config.head_dim,
+                    k_pages,
+                    v_pages,
+                },
+            )?;
+        }
+        slot.length.grow(num_rows, rows.standing);
+        let row = FEATURES_PER_SLOT * rows.slot + usize::from(rows.standing == Standing::Scratch);
+        self.waiting.host_mut()[row * hidden..][..hidden]
+            .copy_from_slice(&fused.host()[(num_rows - 1) * hidden..][..hidden]);
+        Ok(())
+    }
+}
+
+impl Drafter for Eagle3 {
+    fn weight_bytes(&self) -> usize {
+        self.weights.num_bytes()
+    }
+
+    fn taps(&self) -> &[usize] {
+        &self.taps
+    }
+
+    fn reserve(&mut self, slot: usize, num_tokens: usize) -> bool {
+        let held = &mut self.slots[slot].page_table;
+        let missing = num_tokens.div_ceil(KV_BLOCK).saturating_sub(held.len());
+        match self.cache.allocate(missing) {
+            Some(pages) => {
+                held.extend(pages);
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn release(&mut self, slot: usize) {
+        let slot = std::mem::take(&mut self.slots[slot]);
+        self.cache.release(&slot.page_table);
+    }
+
+    fn extend(
+        &mut self,
+        device: &Device,
+        target: &DecoderWeights,
+        rows: ContextRows<'_>,
+    ) -> Result<()> {
+        self.slots[rows.slot].length.check_extends(&rows)?;
+        check_size(GatherTaps::NAME, "taps", rows.taps.len(), self.taps.len())?;
+        check_size(
+            AppendKv::NAME,
+            "token_ids",
+            rows.token_ids.len(),
+            rows.rows.len(),
+        )?;
+        for first in (0..rows.rows.len()).step_by(CHUNK_ROWS) {
+            let end = rows.rows.len().min(first + CHUNK_ROWS);
+            self.extend_chunk(device, target, &rows, first..end)?;
+        }
+        Ok(())
+    }
+
+    fn rollback(&mut self, slot: usize) {
+        self.slots[slot].length.rollback();
+    }
+
+    fn propose(
+        &mut self,
+        device: &Device,
+        target: &DecoderWeights,
+        anchors: &[DraftAnchor],
+        wanted: DraftRequest,
+        proposals: &mut [Proposal],
+    ) -> Result<()> {
+        check_length(wanted.num_draft_tokens, &self.sizes)?;
+        let width = match wanted.scores {
+            DraftScores::Greedy => 1,
+            DraftScores::Conditional => wanted
+                .width
+                .min(self.sizes.width)
+                .min(self.config.draft_vocab_size),
+            DraftScores::Marginal => {
+                return Err(DrafterError::NoScores {
+                    policy: "ddtree",
+                    method: "eagle3",
+                    scores: "position-wise",
+                    usable: "\"eagle\" or \"chain\"",
+                }
+                .into());
+            }
+        };
+        proposals.iter_mut().for_each(Proposal::clear);
+        for anchor in anchors {
+            self.slots[anchor.slot].length.check_ends_before(anchor)?;
+        }
+        // Without a position before the anchor there is no feature to draft from.
+        let roots = || {
+            anchors
+                .iter()
+                .enumerate()
+                .filter(|(_, anchor)| anchor.position > 0)
+        };
+        self.beam
+            .start(roots().map(|(request, anchor)| (request, anchor.token_id)));
+        let hidden = self.config.hidden_size;
+        for ((_, anchor), feature) in
+            roots().zip(self.pass.features.host_mut().chunks_exact_mut(hidden))
+        {
+            let row = self.slots[anchor.slot].waiting_row(anchor.slot) * hidden;
+            feature.copy_from_slice(&self.waiting.host()[row..][..hidden]);
+        }
+        let layer = Layer {
+            device,
+            config: &self.config,
+            weights: &self.weights,
+            inverse_frequencies: &self.inverse_frequencies,
+        };
+        let mut before: Option<RowPaths> = None;
+        let mut num_tail_rows = 0;
+        for _ in 0..wanted.num_draft_tokens {
+            let nodes = self.beam.nodes();
+            if nodes.is_empty() {
+                break;
+            }
+            if before.is_some() {
+                let parent_rows: Vec<u32> =
+                    nodes.iter().map(|node| node.parent_row as u32).collect();
+                self.pass.follow(&layer, &parent_rows)?;
+            }
+            let mut paths = RowPaths::new();
+            let mut tables = Vec::new();
+            let mut row = 0;
+            for of_request in nodes.chunk_by(|a, b| a.request == b.request) {
+                let anchor = &anchors[of_request[0].request];
+                tables.push(&self.slots[anchor.slot].page_table[..]);
+                let queries = of_request.iter().map(|node| {
+                    let path = before
+                        .as_ref()
+                        .map_or(&[][..], |paths| paths.path(node.parent_row));
+                    row += 1;
+                    (path, (num_tail_rows + row - 1) as u32)
+                });
+                paths.push_queries(anchor.slot, anchor.position - 1, queries)?;
+            }
+            let token_ids: Vec<u32> = nodes.iter().map(|node| node.token_id).collect();
+            let embed = self.weights.embed.as_ref().unwrap_or(&target.embed);
+            let context = TreeContext {
+                paths: &paths,
+                page_tables: &tables,
+                pages: (self.cache.k(0), self.cache.v(0)),
+                first_tail_row: num_tail_rows,
+            };
+            self.pass
+                .forward(&layer, &token_ids, embed, &context, &mut self.tail)?;
+            num_tail_rows += nodes.len();
+            let head = &self.weights.head;
+            head.forward(device, &self.pass.hidden, nodes.len(), &mut self.logits)?;
+            DraftSelect::run(
+                device,
+                DraftSelectArgs {
+                    logits: &self.logits,
+                    vocab_size: self.config.draft_vocab_size,
+                    num_levels: 1,
+                    num_blocks: nodes.len(),
+                    top_k: width,
+                    shape: LogitShape::PLAIN,
+                    selector: None,
+                    token_ids: &mut self.token_ids,
+                    log_probs: &mut self.log_probs,
+                },
+            )?;
+            let num_children = nodes.len() * width;
+            head.to_target_ids(&mut self.token_ids.host_mut()[..num_children]);
+            let children = RankedRows {
+                top_k: width,
+                token_ids: &self.token_ids.host()[..num_children],
+                log_probs: &self.log_probs.host()[..num_children],
+            };
+            self.beam.advance(proposals, &children, width);
+            before = Some(paths);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,314 @@
+//! The forward of EAGLE-3's layer: features and tokens in, next features and hidden states out.
+
+use super::weights::Eagle3Weights;
+use crate::device::{Buffer, Device};
+use crate::drafter::config::Eagle3Config;
+use crate::error::Result;
+use crate::kernels::Kernel;
+use crate::kernels::bf16_matmul::{Epilogue, PackedBf16};
+use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
+use crate::kernels::gate::{Gate, GateArgs, GateKind};
+use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
+use crate::kernels::paths::RowPaths;
+use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
+use crate::kernels::rope::{Rope, RopeArgs};
+use crate::kernels::tree_attention::{TreeAttention, TreeAttentionArgs};
+
+/// What a forward reads and never changes.
+#[derive(Clone, Copy)]
+pub(super) struct Layer<'a> {
+    pub(super) device: &'a Device,
+    pub(super) config: &'a Eagle3Config,
+    pub(super) weights: &'a Eagle3Weights,
+    pub(super) inverse_frequencies: &'a Buffer<f32>,
+}
+
+/// What attention reads of a row: made of its token and its feature alone. `B` is a buffer; planning memory puts a
+/// number in its place.
+pub(super) struct Entry<B = Buffer<f32>> {
+    embedded: B,
+    /// Embedding and feature after their norms.
+    normed: [B; 2],
+    /// Both side by side.
+    joined: B,
+    /// Rotated keys.
+    pub(super) k: B,
+    pub(super) v: B,
+}
+
+impl<B> Entry<B> {
+    /// What `rows` makes of each buffer's values per row.
+    pub(super) fn with(config: &Eagle3Config, mut rows: impl FnMut(usize) -> B) -> Self {
+        let hidden = config.hidden_size;
+        Self {
+            embedded: rows(hidden),
+            normed: [rows(hidden), rows(hidden)],
+            joined: rows(2 * hidden),
+            k: rows(config.kv_dim()),
+            v: rows(config.kv_dim()),
+        }
+    }
+}
+
+/// Activations of one depth of a draft.
+pub(super) struct Pass<B = Buffer<f32>> {
+    /// Features of the rows.
+    pub(super) features: B,
+    entry: Entry<B>,
+    q: B,
+    attended: B,
+    residual: B,
+    normed: B,
+    gate: B,
+    up: B,
+    /// Final-norm outputs.
+    pub(super) hidden: B,
+}
+
+impl<B> Pass<B> {
+    /// What `rows` makes of each buffer's values per row.
+    pub(super) fn with(config: &Eagle3Config, mut rows: impl FnMut(usize) -> B) -> Self {
+        let hidden = config.hidden_size;
+        Self {
+            features: rows(hidden),
+            entry: Entry::with(config, &mut rows),
+            q: rows(config.q_dim()),
+            attended: rows(config.q_dim()),
+            residual: rows(hidden),
+            normed: rows(hidden),
+            gate: rows(config.intermediate_size),
+            up: rows(config.intermediate_size),
+            hidden: rows(hidden),
+        }
+    }
+}
+
+/// Keys and values of all rows of a draft.
+pub(super) struct Tail {
+    k: Buffer<f32>,
+    v: Buffer<f32>,
+}
+
+impl Tail {
+    pub(super) fn new(device: &Device, len: usize) -> Self {
+        Self {
+            k: device.alloc(len),
+            v: device.alloc(len),
+        }
+    }
+}
+
+/// What the rows of one depth see.
+pub(super) struct TreeContext<'a> {
+    /// Through rows of the tail.
+    pub(super) paths: &'a RowPaths,
+    /// One per request.
+    pub(super) page_tables: &'a [&'a [u32]],
+    /// Keys and values of committed positions.
+    pub(super) pages: (&'a Buffer<f32>, &'a Buffer<f32>),
+    /// The first of this depth's rows of the tail.
+    pub(super) first_tail_row: usize,
+}
+
+impl Layer<'_> {
+    /// Fills `entry` for rows of `token_ids` and `features` at `positions`.
+    pub(super) fn enter(
+        &self,
+        token_ids: &[u32],
+        embed: &PackedBf16,
+        features: &Buffer<f32>,
+        positions: &[u32],
+        entry: &mut Entry,
+    ) -> Result<()> {
+        let Self {
+            device,
+            config,
+            weights,
+            ..
+        } = *self;
+        let num_rows = token_ids.len();
+        EmbedRows::run(
+            device,
+            EmbedRowsArgs {
+                table: embed,
+                token_ids,
+                y: &mut entry.embedded,
+            },
+        )?;
+        let [normed_embedding, normed_feature] = &mut entry.normed;
+        self.norm(
+            &entry.embedded,
+            &weights.input_norm,
+            num_rows,
+            normed_embedding,
+        )?;
+        self.norm(features, &weights.hidden_norm, num_rows, normed_feature)?;
+        let rows: Vec<u32> = (0..num_rows as u32).collect();
+        GatherTaps::run(
+            device,
+            GatherTapsArgs {
+                taps: &entry.normed,
+                rows: &rows,
+                width: config.hidden_size,
+                y: &mut entry.joined,
+            },
+        )?;
+        let (x, store) = (&entry.joined, Epilogue::Store);
+        weights
+            .k_proj
+            .forward(device, x, num_rows, &mut entry.k, store)?;
+        weights
+            .v_proj
+            .forward(device, x, num_rows, &mut entry.v, store)?;
+        self.rotate(&mut entry.k, config.num_kv_heads, positions)
+    }
+
+    fn norm(
+        &self,
+        x: &Buffer<f32>,
+        weight: &Buffer<f32>,
+        num_rows: usize,
+        y: &mut Buffer<f32>,
+    ) -> Result<()> {
+        RmsNorm::run(
+            self.device,
+            RmsNormArgs {
+                x,
+                x_offset: 0,
+                x_stride: self.config.hidden_size,
+                num_vectors: num_rows,
+                width: self.config.hidden_size,
+                weight: Some(weight),
+                eps: self.config.rms_norm_eps,
+                y,
+            },
+        )?;
+        Ok(())
+    }
+
+    fn rotate(&self, x: &mut Buffer<f32>, num_heads: usize, positions: &[u32]) -> Result<()> {
+        Rope::run(
+            self.device,
+            RopeArgs {
+                x,
+                num_heads,
+                head_dim: self.config.head_dim,
+                positions,
+                inverse_frequencies: self.inverse_frequencies,
+                pair_offset: self.config.head_dim / 2,
+            },
+        )?;
+        Ok(())
+    }
+}
+
+impl Pass {
+    /// Takes as features those that the last forward drafted for the rows in `parent_rows`.
+    pub(super) fn follow(&mut self, layer: &Layer<'_>, parent_rows: &[u32]) -> Result<()> {
+        let drafted = match layer.config.norm_output {
+            true => &self.hidden,
+            false => &self.residual,
+        };
+        GatherTaps::run(
+            layer.device,
+            GatherTapsArgs {
+                taps: std::slice::from_ref(drafted),
+                rows: parent_rows,
+                width: layer.config.hidden_size,
+                y: &mut self.features,
+            },
+        )?;
+        Ok(())
+    }
+
+    /// Runs the layer over the rows of one depth, one per path; keys and values join the tail.
+    pub(super) fn forward(
+        &mut self,
+        layer: &Layer<'_>,
+        token_ids: &[u32],
+        embed: &PackedBf16,
+        context: &TreeContext<'_>,
+        tail: &mut Tail,
+    ) -> Result<()> {
+        let Layer {
+            device,
+            config,
+            weights,
+            ..
+        } = *layer;
+        let num_rows = token_ids.len();
+        let positions = context.paths.positions();
+        layer.enter(token_ids, embed, &self.features, positions, &mut self.entry)?;
+        for (from, to) in [(&self.entry.k, &mut tail.k), (&self.entry.v, &mut tail.v)] {
+            let len = num_rows * config.kv_dim();
+            to.host_mut()[context.first_tail_row * config.kv_dim()..][..len]
+                .copy_from_slice(&from.host()[..len]);
+        }
+        let store = Epilogue::Store;
+        weights
+            .q_proj
+            .forward(device, &self.entry.joined, num_rows, &mut self.q, store)?;
+        layer.rotate(&mut self.q, config.num_heads, positions)?;
+        TreeAttention::run(
+            device,
+            TreeAttentionArgs {
+                q: &self.q,
+                k_tail: &tail.k,
+                v_tail: &tail.v,
+                k_pages: context.pages.0,
+                v_pages: context.pages.1,
+                page_tables: context.page_tables,
+                paths: context.paths,
+                q_heads: config.num_heads,
+                kv_heads: config.num_kv_heads,
+                head_dim: config.head_dim,
+                scale: (config.head_dim as f64).powf(-0.5) as f32,
+                window: None,
+                out: &mut self.attended,
+            },
+        )?;
+        let start = match config.norm_before_residual {
+            true => &self.entry.normed[1],
+            false => &self.features,
+        };
+        self.residual
+            .copy_from(start, num_rows * config.hidden_size);
+        let add = Epilogue::AddToOutput;
+        weights
+            .o_proj
+            .forward(device, &self.attended, num_rows, &mut self.residual, add)?;
+        layer.norm(
+            &self.residual,
+            &weights.post_attention_norm,
+            num_rows,
+            &mut self.normed,
+        )?;
+        weights
+            .gate_proj
+            .forward(device, &self.normed, num_rows, &mut self.gate, store)?;
+        weights
+            .up_proj
+            .forward(device, &self.normed, num_rows, &mut self.up, store)?;
+        Gate::run(
+            device,
+            GateArgs {
+                kind: GateKind::SiluMultiply,
+                x: &self.gate,
+                x_offset: 0,
+                x_stride: config.intermediate_size,
+                num_vectors: num_rows,
+                width: config.intermediate_size,
+                y: &mut self.up,
+            },
+        )?;
+        weights
+            .down_proj
+            .forward(device, &self.up, num_rows, &mut self.residual, add)?;
+        layer.norm(
+            &self.residual,
+            &weights.final_norm,
+            num_rows,
+            &mut self.hidden,
+        )
+    }
+}

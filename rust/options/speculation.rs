@@ -1,0 +1,196 @@
+//! How an engine speculates: tree policy, sizes, and what a pass costs.
+//!
+//! Plain values that drafting, growth and planning share; what options come to on a given drafter is `plan`'s work.
+
+use std::str::FromStr;
+use std::sync::Arc;
+
+use crate::error::OptionError;
+
+/// How a tree grows from a proposal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TreePolicy {
+    /// The greedy walk: each token is the best child of the one before.
+    Chain,
+    /// Best-first over marginals (DDTree).
+    DdTree,
+    /// Best-first over parent-conditional scores.
+    Conditional,
+    /// The greedy walk first, then best-first around it.
+    Spine,
+    /// A beam per depth, then the best of all its candidates (EAGLE-2).
+    Eagle,
+}
+
+impl TreePolicy {
+    /// All policies, in the order errors list them.
+    pub const ALL: [Self; 5] = [
+        Self::Chain,
+        Self::DdTree,
+        Self::Conditional,
+        Self::Spine,
+        Self::Eagle,
+    ];
+
+    /// The option value that selects this policy.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Chain => "chain",
+            Self::DdTree => "ddtree",
+            Self::Conditional => "conditional",
+            Self::Spine => "spine",
+            Self::Eagle => "eagle",
+        }
+    }
+}
+
+impl FromStr for TreePolicy {
+    type Err = OptionError;
+
+    fn from_str(name: &str) -> Result<Self, OptionError> {
+        Self::ALL
+            .into_iter()
+            .find(|policy| policy.name() == name)
+            .ok_or_else(|| OptionError::Value {
+                option: "tree",
+                expected: format!(
+                    "one of {}",
+                    Self::ALL.map(|p| format!("{:?}", p.name())).join(", ")
+                ),
+                got: format!("{name:?}"),
+            })
+    }
+}
+
+/// What scores a proposal should hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DraftScores {
+    /// Whatever the drafter's own chain needs.
+    Greedy,
+    /// The likeliest tokens of each position, whatever comes before.
+    Marginal,
+    /// Tokens scored given the one before them.
+    Conditional,
+}
+
+/// How trees are drafted and grown, fixed for an engine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TreePlan {
+    /// Growth policy.
+    pub policy: TreePolicy,
+    /// Most rows of a tree, root included; 1 = plain decoding.
+    pub tree_nodes: usize,
+    /// Positions that are drafted, and so the longest path below the root. A parallel drafter's block has this many,
+    /// whatever size it was trained with.
+    pub num_draft_tokens: usize,
+    /// Scores that the drafter is asked for.
+    pub scores: DraftScores,
+    /// Candidates per position; of conditional scores candidates per parent and, where each parent costs the drafter
+    /// work, parents per position.
+    pub width: usize,
+    /// Trees stop growing where more rows stop paying; `None` = they always grow to `tree_nodes`.
+    pub verify_costs: Option<VerifyCosts>,
+}
+
+impl TreePlan {
+    /// Plain decoding.
+    pub const PLAIN: Self = Self {
+        policy: TreePolicy::Chain,
+        tree_nodes: 1,
+        num_draft_tokens: 0,
+        scores: DraftScores::Greedy,
+        width: 1,
+        verify_costs: None,
+    };
+}
+
+/// Measured cost of a whole step (draft and exact pass) by the rows that it verifies.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VerifyCosts(Arc<[f64]>);
+
+impl VerifyCosts {
+    /// `costs[i]` is the cost of `i + 1` rows, in any unit.
+    ///
+    /// # Errors
+    /// [`OptionError::Value`] unless there is at least one and all are positive numbers.
+    pub fn new(costs: Vec<f64>) -> Result<Self, OptionError> {
+        if costs.is_empty() || !costs.iter().all(|cost| cost.is_finite() && *cost > 0.0) {
+            return Err(OptionError::Value {
+                option: "verify_costs",
+                expected: "positive costs of steps with 1, 2, ... rows".to_owned(),
+                got: format!("{costs:?}"),
+            });
+        }
+        Ok(Self(costs.into()))
+    }
+
+    /// Rows that the table covers; a tree has no more.
+    pub fn max_rows(&self) -> usize {
+        self.0.len()
+    }
+
+    /// How many rows, of rows with these scores in this order (the root's, 0, first), commit most per cost. A row is
+    /// taken to be accepted with probability `exp(score)`. All prefixes are compared, as costs have cliffs; the
+    /// smallest of the best wins.
+    pub fn best_num_rows(&self, scores: impl Iterator<Item = f64>) -> usize {
+        let mut committed = 0.0;
+        let mut best = (1, 0.0);
+        for (i, (score, cost)) in scores.zip(self.0.iter()).enumerate() {
+            committed += score.exp();
+            if committed / cost > best.1 {
+                best = (i + 1, committed / cost);
+            }
+        }
+        best.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_parse_by_name_and_unknown_ones_list_the_valid() {
+        for policy in TreePolicy::ALL {
+            assert_eq!(policy.name().parse::<TreePolicy>().unwrap(), policy);
+        }
+        for name in ["tree", "Chain", ""] {
+            let message = name.parse::<TreePolicy>().unwrap_err().to_string();
+            assert!(
+                message.contains(r#""chain", "ddtree", "conditional", "spine", "eagle""#)
+                    && message.contains(name),
+                "{message}"
+            );
+        }
+    }
+
+    #[test]
+    fn rows_are_taken_while_they_pay() {
+        // Expected tokens 1, 1.5, 1.75, 1.875.
+        let scores = || [1.0_f64, 0.5, 0.25, 0.125].into_iter().map(f64::ln);
+        let best = |costs: &[f64]| {
+            VerifyCosts::new(costs.to_vec())
+                .unwrap()
+                .best_num_rows(scores())
+        };
+        assert_eq!(best(&[1.0; 4]), 4);
+        assert_eq!(best(&[1.0, 2.0, 3.0, 4.0]), 1);
+        assert_eq!(best(&[1.0, 1.1, 1.4, 1.6]), 2);
+        // Past a cliff that more rows make up for.
+        assert_eq!(best(&[1.0, 1.6, 1.6, 1.6]), 4);
+        assert_eq!(best(&[1.0, 1.0]), 2);
+    }
+
+    #[test]
+    fn costs_must_be_positive_numbers() {
+        for costs in [
+            vec![],
+            vec![0.0],
+            vec![1.0, -1.0],
+            vec![f64::NAN],
+            vec![f64::INFINITY],
+        ] {
+            assert!(VerifyCosts::new(costs).is_err());
+        }
+    }
+}
