@@ -78,11 +78,15 @@ impl Engine {
         EnginePlan::resolve(limits.clone(), footprint, budget)?;
         let device = Device::host(options.num_threads)?;
         // On our own threads: the process-wide pool would be dead in a forked child.
-        let weights = device.install(|| DecoderWeights::load(&checkpoint, &config, format))?;
+        let with_q_views = limits.tree.q_passes > 0;
+        let weights =
+            device.install(|| DecoderWeights::load(&checkpoint, &config, format, with_q_views))?;
         let verification = checkpoint.verification();
         drop(checkpoint);
         // Encoding in memory has shown what the plan could only estimate.
-        footprint.weights.settle(weights.num_bytes() as u64);
+        footprint
+            .weights
+            .settle(weights.num_bytes() as u64, weights.q_view_bytes() as u64);
         let plan = EnginePlan::resolve(limits, footprint, budget)?;
         let sizes = plan.limits.drafter_sizes(&config, plan.num_kv_pages);
         let files = PairFiles {
@@ -310,8 +314,8 @@ impl Engine {
             Some(slot)
         };
         let limits = &self.plan.limits;
-        let (max_rows, tree_nodes) = (limits.max_step_rows, limits.tree.tree_nodes);
-        let batch = self.scheduler.next_batch(max_rows, tree_nodes, take_slot);
+        let (max_rows, decode_rows) = (limits.max_step_rows, limits.tree.pass_rows());
+        let batch = self.scheduler.next_batch(max_rows, decode_rows, take_slot);
         let slots: Vec<(usize, usize)> = batch.entries.iter().map(|e| (e.index, e.slot)).collect();
         let committed = decode_step(
             &mut self.pair,

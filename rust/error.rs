@@ -124,6 +124,12 @@ pub enum KernelError {
         /// Index there.
         got: usize,
     },
+    /// An exact product with weights of which only the Q view is held.
+    #[error("{kernel}: the weights should hold every bit, got their Q view alone")]
+    QViewOnly {
+        /// Kernel name.
+        kernel: &'static str,
+    },
     /// A row's parent does not come before it.
     #[error("row {row} of a segment has parent {parent}: parents must come first")]
     ParentOrder {

@@ -7,6 +7,9 @@ use crate::error::OptionError;
 /// Most rows of one tree: ancestors fit a 64-bit mask, and a path stays within the recurrent log.
 const MAX_TREE_NODES: usize = 64;
 
+/// Most Q passes of a step: their paths share the rows of one exact pass.
+const MAX_Q_PASSES: usize = 8;
+
 /// Most worker threads: far beyond any host's memory channels.
 const MAX_THREADS: usize = 256;
 
@@ -39,6 +42,8 @@ pub struct EngineOptions {
     pub tree: Option<String>,
     /// Rows of a verified tree, root included; `None` = the policy's usual size.
     pub tree_nodes: Option<usize>,
+    /// Passes through the 8-bit view before the exact one.
+    pub q_passes: usize,
     /// Measured cost of a step that verifies 1, 2, ... rows: trees grow only while rows pay. `None` = to full size.
     pub verify_costs: Option<Vec<f64>>,
     /// Shortest and longest suffix that prompt lookup matches; `None` = the usual ones.
@@ -115,6 +120,9 @@ impl EngineOptions {
             && !(1..=MAX_THREADS).contains(&num_threads)
         {
             return value("num_threads", "1..=256", num_threads.to_string());
+        }
+        if self.q_passes > MAX_Q_PASSES {
+            return value("q_passes", "0..=8", self.q_passes.to_string());
         }
         if let Some(tree_nodes) = self.tree_nodes
             && !(1..=MAX_TREE_NODES).contains(&tree_nodes)

@@ -78,7 +78,7 @@ impl Limits {
         Ok(Self {
             max_model_len,
             max_num_seqs: options.max_num_seqs,
-            max_step_rows: MAX_STEP_ROWS.max(tree.tree_nodes).max(MAX_PATH_ROWS),
+            max_step_rows: MAX_STEP_ROWS.max(MAX_PATH_ROWS),
             head: resolve_head(options, config, backend)?,
             tree,
         })
@@ -206,17 +206,6 @@ fn resolve_tree(options: &EngineOptions, drafter: Option<&DrafterConfig>) -> Res
         TreePolicy::Chain => options.tree_nodes.unwrap_or(chain_rows).min(chain_rows),
         _ => options.tree_nodes.unwrap_or(USUAL_TREE_NODES),
     };
-    if let Some(costs) = verify_costs
-        .as_ref()
-        .filter(|costs| costs.max_rows() < tree_nodes)
-    {
-        return Err(OptionError::Value {
-            option: "verify_costs",
-            expected: format!("a cost for each of 1 to {tree_nodes} rows"),
-            got: format!("{} costs", costs.max_rows()),
-        }
-        .into());
-    }
     // More candidates than a tree has drafted nodes could not all be taken.
     let most = tree_nodes.saturating_sub(1).max(1);
     let width = match (policy, scores) {
@@ -224,14 +213,24 @@ fn resolve_tree(options: &EngineOptions, drafter: Option<&DrafterConfig>) -> Res
         (TreePolicy::Eagle, _) | (_, DraftScores::Conditional) => USUAL_WIDTH.min(most),
         (_, DraftScores::Marginal) => most,
     };
-    Ok(TreePlan {
+    let plan = TreePlan {
         policy,
         tree_nodes,
         num_draft_tokens,
         scores,
         width,
+        q_passes: options.q_passes,
         verify_costs,
-    })
+    };
+    match &plan.verify_costs {
+        Some(costs) if costs.max_rows() < plan.pass_rows() => Err(OptionError::Value {
+            option: "verify_costs",
+            expected: format!("a cost for each of 1 to {} rows", plan.pass_rows()),
+            got: format!("{} costs", costs.max_rows()),
+        }
+        .into()),
+        _ => Ok(plan),
+    }
 }
 
 /// The scores that `policy` grows a tree from: conditional ones wherever they will do.

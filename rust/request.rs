@@ -105,6 +105,8 @@ pub struct DecodePass {
     pub num_emitted: usize,
     /// How the rows' tokens were found.
     pub screening: ScreenCounts,
+    /// Q passes before the exact one.
+    pub num_q_passes: usize,
     /// The drafts themselves, for callers who asked to see them.
     pub drafts: Option<Drafts>,
 }
@@ -348,6 +350,7 @@ impl Request {
         for pass in &self.passes {
             metrics.num_draft_tokens += pass.num_draft_tokens;
             metrics.num_accepted_tokens += pass.num_accepted;
+            metrics.num_q_passes += pass.num_q_passes;
             metrics.screening.add(pass.screening);
             count(&mut metrics.per_position_draft, pass.draft_depth);
             count(&mut metrics.per_position_accepted, pass.num_accepted);
@@ -377,6 +380,8 @@ pub struct Metrics {
     pub num_draft_tokens: usize,
     /// Drafted tokens accepted and emitted.
     pub num_accepted_tokens: usize,
+    /// Q passes, each before an exact pass.
+    pub num_q_passes: usize,
     /// Rows, survivors and fallbacks of the screened LM head.
     pub screening: ScreenCounts,
     /// Passes by number of accepted drafts.

@@ -117,6 +117,7 @@ class LLM:
                 num_speculative_tokens=speculation.num_speculative_tokens,
                 tree=speculation.tree,
                 tree_nodes=speculation.tree_nodes,
+                q_passes=speculation.q_passes,
             )
         drafter = _drafter_directory(speculation)
         target = model_directory(model, revision)

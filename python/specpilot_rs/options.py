@@ -123,6 +123,7 @@ def without_neutral(given: Mapping[str, Any], where: str) -> dict[str, Any]:
 MAX_INTEGER = 2**31 - 1
 """Most that any count may be: far above every real one, and safe in each integer type behind it."""
 _MAX_THREADS = 256
+_MAX_Q_PASSES = 8
 _MAX_TREE_NODES = 64
 
 _Refuse = Callable[[str, str, object], NoReturn]
@@ -201,6 +202,7 @@ class EngineOptions:
     num_speculative_tokens: int | None = _option(None, "Drafted positions; the drafter's block if omitted.")
     tree: str | None = _option(None, "Tree policy; the best that the drafter's scores allow if omitted.")
     tree_nodes: int | None = _option(None, "Rows verified at once, root included; 1 is plain decoding.")
+    q_passes: int = _option(0, "Passes through the 8-bit view before the exact one.")
     extra_eos_token_ids: tuple[int, ...] = _option((), "End tokens known to the tokenizer only.")
 
     def __post_init__(self) -> None:
@@ -215,6 +217,7 @@ class EngineOptions:
             ("tree_nodes", _MAX_TREE_NODES, True),
         ):
             _set_integer(self, name, 1, most, _refuse_option, optional=optional)
+        _set_integer(self, "q_passes", 0, _MAX_Q_PASSES, _refuse_option)
         _set_integer(self, "seed", 0, MAX_INTEGER, _refuse_option)
         share = self.gpu_memory_utilization
         _require(
@@ -255,7 +258,9 @@ class SpeculativeConfig:
     revision: str | None = _option(None, "Revision of the drafter on the hub.")
     tree: str | None = _option(None, f"Tree policy: {', '.join(TREES)}.")
     tree_nodes: int | None = _option(None, "Rows verified at once, root included; 1 is plain decoding.")
-    q_passes: int = _option(0, "Marking passes before the exact one; this release has none, so only 0.")
+    q_passes: int = _option(
+        0, "Passes through the 8-bit view before the exact one: each marks a path, and a draft follows its end."
+    )
     tuning: str = _option(
         "auto", "auto (use a tuned profile where one is known; this release knows none) or off."
     )
@@ -280,12 +285,7 @@ class SpeculativeConfig:
             _require(value is None or is_text(value), name, "a string", value)
         _set_integer(self, "num_speculative_tokens", 1, MAX_INTEGER, _refuse_option, optional=True)
         _set_integer(self, "tree_nodes", 1, _MAX_TREE_NODES, _refuse_option, optional=True)
-        _require(
-            as_integer(self.q_passes) == 0,
-            "q_passes",
-            "0 (two-stage verification is not in this release)",
-            self.q_passes,
-        )
+        _set_integer(self, "q_passes", 0, _MAX_Q_PASSES, _refuse_option)
         _require(
             isinstance(self.tuning, str) and self.tuning in ("auto", "off"),
             "tuning",

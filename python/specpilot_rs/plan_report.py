@@ -20,6 +20,7 @@ _PARTS = {
     "embedding": "embedding",
     "lm_head": "LM head",
     "vectors": "norms and other vectors",
+    "q_views": "8-bit views for Q passes",
     "lm_head_copy": "INT8 copy of the head",
     "drafter_weights": "drafter",
     "gdn_states": "recurrent states",

@@ -47,7 +47,7 @@ fn target() -> &'static Target {
         let config = ModelConfig::read(&demo_target()).unwrap();
         let checkpoint = Checkpoint::open(&demo_target()).unwrap();
         Target {
-            weights: DecoderWeights::load(&checkpoint, &config, WeightFormat::Auto).unwrap(),
+            weights: DecoderWeights::load(&checkpoint, &config, WeightFormat::Auto, false).unwrap(),
             config,
             device: Device::host(None).unwrap(),
         }
@@ -309,7 +309,7 @@ fn untied_target(scale: f32) -> DecoderWeights {
     });
     let config = ModelConfig::read(dir.path()).unwrap();
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
-    DecoderWeights::load(&checkpoint, &config, WeightFormat::Auto).unwrap()
+    DecoderWeights::load(&checkpoint, &config, WeightFormat::Auto, false).unwrap()
 }
 
 /// A scale of two over the target's table drafts what a table of twice the values does, to the bit.

@@ -23,6 +23,7 @@ fn options(max_num_seqs: usize) -> EngineOptions {
         num_speculative_tokens: None,
         tree: None,
         tree_nodes: None,
+        q_passes: 0,
         verify_costs: None,
         prompt_lookup: PromptLookup::default(),
     }
@@ -42,7 +43,8 @@ fn assert_as_planned(engine: &Engine) {
         ..
     } = engine.plan();
     let weights = engine.target().weights();
-    assert_eq!(footprint.weights.total(), weights.num_bytes() as u64);
+    let held = weights.num_bytes() + weights.q_view_bytes();
+    assert_eq!(footprint.weights.total(), held as u64);
     assert_eq!(footprint.head_copy, engine.target().num_copy_bytes() as u64);
     let drafter_bytes = engine.pair.drafter.as_ref().map(|d| d.weight_bytes());
     assert_eq!(footprint.drafter.weights, drafter_bytes.unwrap_or(0));

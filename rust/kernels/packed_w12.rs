@@ -81,6 +81,7 @@ pub enum WeightView {
 #[derive(Clone, Debug)]
 pub struct PackedW12 {
     eight: Buffer<u32>,
+    /// Empty when only the Q view is kept.
     four: Buffer<u32>,
     /// Base of each channel, padding included.
     bases: Buffer<u8>,
@@ -155,15 +156,37 @@ impl PackedW12 {
         self.in_features
     }
 
+    /// Drops what the Q view does not read.
+    pub fn into_q_view(mut self) -> Self {
+        self.four = Buffer::zeroed(0);
+        self
+    }
+
+    /// Whether all bits are there, or the Q view alone.
+    pub fn is_exact(&self) -> bool {
+        self.four.len() > 0
+    }
+
     /// Bytes of the packed weights, all parts.
     pub fn num_bytes(&self) -> usize {
-        Self::num_bytes_of(self.out_features, self.in_features, self.escapes.len())
+        let bytes_of = match self.is_exact() {
+            true => Self::num_bytes_of,
+            false => Self::q_view_bytes_of,
+        };
+        bytes_of(self.out_features, self.in_features, self.escapes.len())
     }
 
     /// Bytes of a packed matrix of this shape with `num_escapes` escapes.
     pub fn num_bytes_of(out_features: usize, in_features: usize, num_escapes: usize) -> usize {
+        let four_words = out_features.div_ceil(LANES) * in_features.div_ceil(STEP) * LANES;
+        Self::q_view_bytes_of(out_features, in_features, num_escapes)
+            + four_words * size_of::<u32>()
+    }
+
+    /// Bytes of the Q view of such a matrix alone.
+    pub fn q_view_bytes_of(out_features: usize, in_features: usize, num_escapes: usize) -> usize {
         let num_tiles = out_features.div_ceil(LANES);
-        let num_words = num_tiles * 3 * in_features.div_ceil(STEP) * LANES;
+        let num_words = num_tiles * 2 * in_features.div_ceil(STEP) * LANES;
         let num_starts = num_tiles * in_features.div_ceil(PIECE_COLUMNS) + 1;
         num_tiles * LANES + (num_words + num_starts + num_escapes) * size_of::<u32>()
     }
@@ -196,7 +219,10 @@ impl PackedW12 {
         let escapes = self.escape_starts[escapes]..self.escape_starts[escapes + 1];
         Piece {
             eight: &self.eight.host().as_chunks().0[2 * start..][..2 * num_steps],
-            four: &self.four.host().as_chunks().0[start..][..num_steps],
+            four: match self.is_exact() {
+                true => &self.four.host().as_chunks().0[start..][..num_steps],
+                false => &[],
+            },
             escapes: &self.escapes[escapes.start as usize..escapes.end as usize],
         }
     }

@@ -48,6 +48,9 @@ impl Kernel for W12Matmul {
         let (n, k) = (args.weight.out_features(), args.weight.in_features());
         check_size(Self::NAME, "out_features", n, n.max(1))?;
         check_size(Self::NAME, "in_features", k, k.max(1))?;
+        if args.view == WeightView::Exact && !args.weight.is_exact() {
+            return Err(KernelError::QViewOnly { kernel: Self::NAME });
+        }
         check_len(Self::NAME, "x", args.x.len(), args.num_rows * k)?;
         check_len(Self::NAME, "y", args.y.len(), args.num_rows * n)
     }

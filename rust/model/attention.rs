@@ -27,21 +27,17 @@ pub(super) fn forward(
     // With an output gate each head's row block is [query | gate] (targets.md 0.2).
     let q_stride = head_dim * if attention.output_gate { 2 } else { 1 };
 
-    weights
-        .v_proj
-        .forward(device, normed, n, &mut tail.v, Epilogue::Store)?;
+    context.multiply(&weights.v_proj, normed, &mut tail.v, Epilogue::Store)?;
     if attention.qk_norm {
-        weights.q_proj.forward(
-            device,
+        context.multiply(
+            &weights.q_proj,
             normed,
-            n,
             &mut workspace.q_projected,
             Epilogue::Store,
         )?;
-        weights.k_proj.forward(
-            device,
+        context.multiply(
+            &weights.k_proj,
             normed,
-            n,
             &mut workspace.k_projected,
             Epilogue::Store,
         )?;
@@ -76,12 +72,8 @@ pub(super) fn forward(
             )?;
         }
     } else {
-        weights
-            .q_proj
-            .forward(device, normed, n, &mut workspace.q, Epilogue::Store)?;
-        weights
-            .k_proj
-            .forward(device, normed, n, &mut tail.k, Epilogue::Store)?;
+        context.multiply(&weights.q_proj, normed, &mut workspace.q, Epilogue::Store)?;
+        context.multiply(&weights.k_proj, normed, &mut tail.k, Epilogue::Store)?;
     }
     for (x, num_heads) in [
         (&mut workspace.q, attention.num_heads),
@@ -133,7 +125,10 @@ pub(super) fn forward(
         )?;
     }
     let residual = &mut workspace.residual;
-    weights
-        .o_proj
-        .forward(device, &workspace.mixed, n, residual, Epilogue::AddToOutput)
+    context.multiply(
+        &weights.o_proj,
+        &workspace.mixed,
+        residual,
+        Epilogue::AddToOutput,
+    )
 }

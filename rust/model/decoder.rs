@@ -13,6 +13,8 @@ use crate::kernels::gate::{Gate, GateArgs, GateKind};
 use crate::kernels::lm_head_screen::ScreenedHead;
 use crate::kernels::paths::RowPaths;
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
+use crate::kernels::w12_matmul::WeightView;
+use crate::weights::Linear;
 
 use super::config::ModelConfig;
 use super::head::{GreedyChoices, Head, HeadPath};
@@ -132,13 +134,15 @@ impl Decoder {
         &self.workspace.taps
     }
 
-    /// Runs all layers over the rows of `paths`; `probe` collects residual-stream values when given.
+    /// Runs all layers over the rows of `paths`, through `view` of their weights; `probe` collects residual-stream values
+    /// when given.
     ///
     /// # Errors
     /// [`KernelError`] when a kernel refuses its arguments.
     pub fn forward(
         &mut self,
         device: &Device,
+        view: WeightView,
         token_ids: &[u32],
         paths: &RowPaths,
         caches: &SequenceCaches,
@@ -163,6 +167,7 @@ impl Decoder {
             paths,
             caches,
             num_rows,
+            view,
         };
         for (layer, weights) in self.weights.layers.iter().enumerate() {
             context.forward(
@@ -276,9 +281,22 @@ pub(super) struct LayerContext<'a> {
     pub(super) paths: &'a RowPaths,
     pub(super) caches: &'a SequenceCaches,
     pub(super) num_rows: usize,
+    /// What linear layers read of their weights.
+    pub(super) view: WeightView,
 }
 
 impl LayerContext<'_> {
+    /// `y = x Wᵀ` or `y += x Wᵀ` for all rows.
+    pub(super) fn multiply(
+        &self,
+        weight: &Linear,
+        x: &Buffer<f32>,
+        y: &mut Buffer<f32>,
+        epilogue: Epilogue,
+    ) -> Result<(), KernelError> {
+        weight.forward_through(self.view, self.device, x, self.num_rows, y, epilogue)
+    }
+
     fn forward(
         &mut self,
         layer: usize,
@@ -307,12 +325,13 @@ impl LayerContext<'_> {
         )?;
         let (device, n) = (self.device, self.num_rows);
         let normed = &workspace.normed;
-        weights
-            .gate_proj
-            .forward(device, normed, n, &mut workspace.gate, Epilogue::Store)?;
-        weights
-            .up_proj
-            .forward(device, normed, n, &mut workspace.up, Epilogue::Store)?;
+        self.multiply(
+            &weights.gate_proj,
+            normed,
+            &mut workspace.gate,
+            Epilogue::Store,
+        )?;
+        self.multiply(&weights.up_proj, normed, &mut workspace.up, Epilogue::Store)?;
         Gate::run(
             device,
             GateArgs {
@@ -326,9 +345,12 @@ impl LayerContext<'_> {
             },
         )?;
         let residual = &mut workspace.residual;
-        weights
-            .down_proj
-            .forward(device, &workspace.up, n, residual, Epilogue::AddToOutput)
+        self.multiply(
+            &weights.down_proj,
+            &workspace.up,
+            residual,
+            Epilogue::AddToOutput,
+        )
     }
 
     fn norm(

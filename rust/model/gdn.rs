@@ -18,20 +18,27 @@ pub(super) fn forward(
     workspace: &mut Workspace,
     tail: &mut GatedDeltaTail,
 ) -> Result<(), KernelError> {
-    let (device, n) = (context.device, context.num_rows);
+    let device = context.device;
     let normed = &workspace.normed;
-    weights
-        .in_proj_qkv
-        .forward(device, normed, n, &mut tail.qkv, Epilogue::Store)?;
-    weights
-        .in_proj_z
-        .forward(device, normed, n, &mut workspace.z, Epilogue::Store)?;
-    weights
-        .in_proj_a
-        .forward(device, normed, n, &mut workspace.a, Epilogue::Store)?;
-    weights
-        .in_proj_b
-        .forward(device, normed, n, &mut workspace.b, Epilogue::Store)?;
+    context.multiply(&weights.in_proj_qkv, normed, &mut tail.qkv, Epilogue::Store)?;
+    context.multiply(
+        &weights.in_proj_z,
+        normed,
+        &mut workspace.z,
+        Epilogue::Store,
+    )?;
+    context.multiply(
+        &weights.in_proj_a,
+        normed,
+        &mut workspace.a,
+        Epilogue::Store,
+    )?;
+    context.multiply(
+        &weights.in_proj_b,
+        normed,
+        &mut workspace.b,
+        Epilogue::Store,
+    )?;
     let gdn = context.caches.gdn();
     GdnWy::run(
         device,
@@ -55,7 +62,10 @@ pub(super) fn forward(
         },
     )?;
     let residual = &mut workspace.residual;
-    weights
-        .out_proj
-        .forward(device, &workspace.mixed, n, residual, Epilogue::AddToOutput)
+    context.multiply(
+        &weights.out_proj,
+        &workspace.mixed,
+        residual,
+        Epilogue::AddToOutput,
+    )
 }

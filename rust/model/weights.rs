@@ -100,8 +100,8 @@ pub struct GatedDeltaWeights {
 }
 
 impl DecoderWeights {
-    /// Reads all weights of `config` from `checkpoint`, the linear layers in `format`, many layers at once. Embedding and
-    /// LM head are held as BF16.
+    /// Reads all weights of `config` from `checkpoint`, the linear layers in `format` and, when `with_q_views`, so that Q
+    /// passes can run; many layers at once. Embedding and LM head are held as BF16.
     ///
     /// # Errors
     /// [`CheckpointError`] when a tensor is missing, extra, damaged, or of another shape or dtype.
@@ -109,12 +109,14 @@ impl DecoderWeights {
         checkpoint: &Checkpoint,
         config: &ModelConfig,
         format: WeightFormat,
+        with_q_views: bool,
     ) -> Result<Self> {
         checkpoint.check(&config.weight_names.tensors(config))?;
         let loader = Loader {
             checkpoint,
             config,
             format,
+            with_q_views,
         };
         if config.tie_word_embeddings {
             loader.skip_tied_head()?;
@@ -180,6 +182,11 @@ impl DecoderWeights {
         self.embed.num_bytes() + matrices + vectors
     }
 
+    /// Bytes that only Q passes read.
+    pub fn q_view_bytes(&self) -> usize {
+        self.matrices().map(Linear::q_view_bytes).sum()
+    }
+
     /// Number of matrices held as W12.
     pub fn num_w12_matrices(&self) -> usize {
         self.matrices()
@@ -242,6 +249,7 @@ struct Loader<'a> {
     checkpoint: &'a Checkpoint,
     config: &'a ModelConfig,
     format: WeightFormat,
+    with_q_views: bool,
 }
 
 impl Loader<'_> {
@@ -303,7 +311,11 @@ impl Loader<'_> {
     fn linear(&self, role: Role, layer: usize) -> Result<Linear, CheckpointError> {
         let shape = role.shape(self.config);
         let name = self.name(role, layer);
-        Linear::load(self.checkpoint, &name, shape[0], shape[1], self.format)
+        let load = match self.with_q_views {
+            true => Linear::load_with_q_view,
+            false => Linear::load,
+        };
+        load(self.checkpoint, &name, shape[0], shape[1], self.format)
     }
 
     fn matrix(&self, role: Role, layer: usize) -> Result<PackedBf16, CheckpointError> {

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::error::OptionError;
+use crate::kernels::paths::MAX_PATH_ROWS;
 
 /// How a tree grows from a proposal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +89,8 @@ pub struct TreePlan {
     /// Candidates per position; of conditional scores candidates per parent and, where each parent costs the drafter
     /// work, parents per position.
     pub width: usize,
+    /// Passes through the 8-bit view before the exact one, each of which marks a path and is followed by another draft.
+    pub q_passes: usize,
     /// Trees stop growing where more rows stop paying; `None` = they always grow to `tree_nodes`.
     pub verify_costs: Option<VerifyCosts>,
 }
@@ -100,8 +103,14 @@ impl TreePlan {
         num_draft_tokens: 0,
         scores: DraftScores::Greedy,
         width: 1,
+        q_passes: 0,
         verify_costs: None,
     };
+
+    /// Most rows that an exact pass verifies for one request.
+    pub fn pass_rows(&self) -> usize {
+        (self.tree_nodes * (1 + self.q_passes)).min(MAX_PATH_ROWS)
+    }
 }
 
 /// Measured cost of a whole step (draft and exact pass) by the rows that it verifies.

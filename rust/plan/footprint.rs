@@ -126,7 +126,13 @@ impl Footprint {
         let num_taps = drafter.map_or(0, DrafterConfig::num_taps);
         let kv_shapes = vec![kv_shape(config); config.num_attention_layers()];
         Self {
-            weights: WeightBytes::of(config, holdings.format, holdings.headers, holdings.backend),
+            weights: WeightBytes::of(
+                config,
+                holdings.format,
+                limits.tree.q_passes > 0,
+                holdings.headers,
+                holdings.backend,
+            ),
             head_copy: match limits.head {
                 HeadPath::Screened => {
                     ScreenedHead::bytes_for(config.vocab_size, config.hidden_size) as u64
@@ -146,13 +152,14 @@ impl Footprint {
     }
 
     /// Everything but pages, by purpose.
-    pub fn parts(&self) -> [(&'static str, u64); 13] {
+    pub fn parts(&self) -> [(&'static str, u64); 14] {
         let slots = |bytes: usize| (self.num_slots * bytes) as u64;
         [
             ("linear_layers", self.weights.linear),
             ("embedding", self.weights.embedding),
             ("lm_head", self.weights.lm_head),
             ("vectors", self.weights.vectors),
+            ("q_views", self.weights.q_views),
             ("lm_head_copy", self.head_copy),
             ("drafter_weights", self.drafter.weights as u64),
             ("gdn_states", slots(self.gdn_slot.states)),

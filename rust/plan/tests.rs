@@ -44,6 +44,7 @@ fn options(max_num_seqs: usize) -> EngineOptions {
         num_speculative_tokens: None,
         tree: None,
         tree_nodes: None,
+        q_passes: 0,
         verify_costs: None,
         prompt_lookup: PromptLookup::default(),
     }
@@ -117,7 +118,7 @@ fn sequence_memory_is_that_worked_out_by_hand() {
 #[test]
 fn weights_add_up() {
     let config = config_of("qwen3.8-27b");
-    let bf16 = WeightBytes::of(&config, WeightFormat::Bf16, None, Backend::Cuda);
+    let bf16 = WeightBytes::of(&config, WeightFormat::Bf16, false, None, Backend::Cuda);
     let table = 248_320 * 5_120 * 2;
     let linear_weights: u64 = 64 * 3 * 5_120 * 17_408
         + 16 * 5_120 * (12_288 + 2 * 1_024 + 6_144)
@@ -132,7 +133,7 @@ fn weights_add_up() {
     let vectors = num_parameters(&config) - linear_weights - table;
     assert_eq!(bf16.vectors, 4 * vectors);
 
-    let w12 = WeightBytes::of(&config, WeightFormat::W12, None, Backend::Cuda);
+    let w12 = WeightBytes::of(&config, WeightFormat::W12, false, None, Backend::Cuda);
     assert_eq!(w12.basis, SizeBasis::Estimate);
     assert_eq!(w12.num_w12_matrices, 64 * 3 + 16 * 4 + 48 * 5);
     assert_eq!(
@@ -163,9 +164,9 @@ fn a_tied_head_is_held_once_and_copied() {
 fn layers_that_padding_eats_stay_bf16() {
     // Six layers have decays and strengths of two rows each, where a tile has sixteen.
     let config = ModelConfig::read(&demo_target()).unwrap();
-    let w12 = WeightBytes::of(&config, WeightFormat::W12, None, Backend::Cuda);
+    let w12 = WeightBytes::of(&config, WeightFormat::W12, false, None, Backend::Cuda);
     assert_eq!(w12.num_w12_matrices, 8 * 3 + 2 * 4 + 6 * 3);
-    let bf16 = WeightBytes::of(&config, WeightFormat::Bf16, None, Backend::Cuda);
+    let bf16 = WeightBytes::of(&config, WeightFormat::Bf16, false, None, Backend::Cuda);
     let narrow = 12 * 16 * 256 * 2;
     let share = (w12.linear - narrow) as f64 / (bf16.linear - narrow) as f64;
     assert!((0.75..0.755).contains(&share), "{share}");
@@ -179,7 +180,7 @@ fn a_converted_checkpoint_is_planned_to_the_byte() {
     let out = dir.path().join("w12");
     convert_model(&source, &out, &mut |_| ControlFlow::Continue(())).unwrap();
     let headers = Checkpoint::open(&out).unwrap();
-    let w12 = |format| WeightBytes::of(&config, format, Some(&headers), Backend::Cuda);
+    let w12 = |format| WeightBytes::of(&config, format, false, Some(&headers), Backend::Cuda);
     let linear: u64 = inspect(&out)
         .unwrap()
         .iter()
@@ -195,11 +196,11 @@ fn a_converted_checkpoint_is_planned_to_the_byte() {
         (linear, SizeBasis::Exact)
     );
     assert_eq!(w12(WeightFormat::Auto), w12(WeightFormat::W12));
-    let plain = WeightBytes::of(&config, WeightFormat::Bf16, None, Backend::Cuda);
+    let plain = WeightBytes::of(&config, WeightFormat::Bf16, false, None, Backend::Cuda);
     assert_eq!(w12(WeightFormat::Bf16), plain);
     // Headers of the BF16 checkpoint tell nothing of W12.
     let headers = Checkpoint::open(&source).unwrap();
-    let of = |format| WeightBytes::of(&config, format, Some(&headers), Backend::Cuda);
+    let of = |format| WeightBytes::of(&config, format, false, Some(&headers), Backend::Cuda);
     assert_eq!(of(WeightFormat::W12).basis, SizeBasis::Estimate);
     assert_eq!(of(WeightFormat::Auto), plain);
 }

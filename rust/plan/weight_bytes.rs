@@ -37,6 +37,8 @@ pub struct WeightBytes {
     pub lm_head: u64,
     /// Norms, convolutions, decays: fp32.
     pub vectors: u64,
+    /// What only Q passes read: the 8-bit view of layers held as BF16.
+    pub q_views: u64,
     /// Weights of the linear layers.
     pub num_linear_weights: u64,
     /// Matrices held as W12.
@@ -46,10 +48,12 @@ pub struct WeightBytes {
 }
 
 impl WeightBytes {
-    /// Weights of `config` in `format` on `backend`; `headers` are those of its checkpoint, where there is one.
+    /// Weights of `config` in `format` on `backend`, for Q passes too when `with_q_views`; `headers` are those of its
+    /// checkpoint, where there is one.
     pub fn of(
         config: &ModelConfig,
         format: WeightFormat,
+        with_q_views: bool,
         headers: Option<&Checkpoint>,
         backend: Backend,
     ) -> Self {
@@ -58,6 +62,7 @@ impl WeightBytes {
             embedding: 0,
             lm_head: 0,
             vectors: 0,
+            q_views: 0,
             num_linear_weights: 0,
             num_w12_matrices: 0,
             basis: SizeBasis::Exact,
@@ -93,6 +98,15 @@ impl WeightBytes {
                         Backend::Host => PackedW12::num_bytes_of(rows, columns, num_escapes),
                         Backend::Cuda => W12Matrix::num_bytes_of(rows, columns, num_escapes),
                     } as u64);
+                    if let (true, None, Some(num_escapes)) =
+                        (with_q_views, w12, assumed_escapes(rows, columns))
+                    {
+                        bytes.basis = SizeBasis::Estimate;
+                        bytes.q_views += match backend {
+                            Backend::Host => PackedW12::q_view_bytes_of(rows, columns, num_escapes),
+                            Backend::Cuda => W12Matrix::q_view_bytes_of(rows, columns, num_escapes),
+                        } as u64;
+                    }
                     bytes.num_w12_matrices += usize::from(w12.is_some());
                     bytes.linear += w12.unwrap_or(bf16);
                 }
@@ -101,15 +115,16 @@ impl WeightBytes {
         bytes
     }
 
-    /// Replaces an estimate by what the weights took, `total` bytes in all.
-    pub fn settle(&mut self, total: u64) {
+    /// Replaces an estimate by what the weights took: `total` bytes without `q_views`.
+    pub fn settle(&mut self, total: u64, q_views: u64) {
+        self.q_views = q_views;
         self.linear = total - (self.embedding + self.lm_head + self.vectors);
         self.basis = SizeBasis::Exact;
     }
 
     /// All of it.
     pub fn total(&self) -> u64 {
-        self.linear + self.embedding + self.lm_head + self.vectors
+        self.linear + self.embedding + self.lm_head + self.vectors + self.q_views
     }
 
     /// Bits that a weight of the linear layers takes on average.

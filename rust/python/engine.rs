@@ -199,6 +199,7 @@ pub(super) fn extract_options(options: &Bound<'_, PyAny>) -> PyResult<EngineOpti
         num_speculative_tokens: options.getattr("num_speculative_tokens")?.extract()?,
         tree: options.getattr("tree")?.extract()?,
         tree_nodes: options.getattr("tree_nodes")?.extract()?,
+        q_passes: options.getattr("q_passes")?.extract()?,
         verify_costs: options.getattr("verify_costs")?.extract()?,
         prompt_lookup: PromptLookup {
             min: options.getattr("prompt_lookup_min")?.extract()?,
@@ -284,6 +285,7 @@ impl Description {
             speculating.then(|| self.plan.limits.tree.policy.name()),
         )?;
         dict.set_item("tree_nodes", self.plan.limits.tree.tree_nodes)?;
+        dict.set_item("q_passes", self.plan.limits.tree.q_passes)?;
         dict.set_item(
             "num_speculative_tokens",
             self.plan.limits.tree.num_draft_tokens,

@@ -37,7 +37,7 @@ impl Scheduler {
     pub fn next_batch(
         &mut self,
         max_rows: usize,
-        tree_nodes: usize,
+        decode_rows: usize,
         mut take_slot: impl FnMut(usize) -> Option<usize>,
     ) -> Batch {
         while let Some(request) = self.waiting.front() {
@@ -49,7 +49,7 @@ impl Scheduler {
                 self.running.push(request);
             }
         }
-        let (shares, next_first) = share_rows(&self.running, self.first, max_rows, tree_nodes);
+        let (shares, next_first) = share_rows(&self.running, self.first, max_rows, decode_rows);
         self.first = next_first;
         let entries = shares
             .into_iter()
@@ -133,6 +133,7 @@ fn batch_entry(index: usize, request: &Request, rows: usize) -> Option<BatchEntr
         slot,
         committed_len,
         work,
+        num_q_passes: 0,
     })
 }
 

@@ -3,12 +3,12 @@
 use crate::kernels::paths::MAX_PATH_ROWS;
 use crate::request::Request;
 
-/// Rows that `request` could use in the next step.
-fn wanted_rows(request: &Request, tree_nodes: usize) -> usize {
+/// Rows that `request` could use in the next step, `decode_rows` once its prompt is done.
+fn wanted_rows(request: &Request, decode_rows: usize) -> usize {
     if request.in_prompt() {
         (request.num_prompt_tokens - request.committed_len).min(MAX_PATH_ROWS)
     } else {
-        tree_nodes
+        decode_rows
     }
 }
 
@@ -19,7 +19,7 @@ pub fn share_rows(
     requests: &[Request],
     first: usize,
     max_rows: usize,
-    tree_nodes: usize,
+    decode_rows: usize,
 ) -> (Vec<(usize, usize)>, usize) {
     let mut left = max_rows;
     let mut shares = Vec::with_capacity(requests.len());
@@ -28,7 +28,7 @@ pub fn share_rows(
         if left == 0 {
             return (shares, index);
         }
-        let rows = wanted_rows(&requests[index], tree_nodes).min(left);
+        let rows = wanted_rows(&requests[index], decode_rows).min(left);
         left -= rows;
         shares.push((index, rows));
     }

@@ -56,6 +56,7 @@ pub fn commit(
                 token_ids: &token_ids,
                 standing: Standing::Verified,
             };
+            drafter.rollback(entry.slot);
             drafter.extend(device, target.weights(), rows)?;
         }
         let request = &mut requests[entry.index];
@@ -98,6 +99,7 @@ fn update(
             num_accepted: path.num_accepted,
             num_emitted: path.new_token_ids.len(),
             screening,
+            num_q_passes: entry.num_q_passes,
             drafts: request.record_rounds.then(|| drafts_of(tree)),
         }),
     }

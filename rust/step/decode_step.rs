@@ -11,8 +11,8 @@ use crate::request::Request;
 
 use super::grow::TreeGrower;
 use super::tree::TokenTree;
-use super::types::{Batch, Committed};
-use super::{accept, commit, draft, forest, verify};
+use super::types::{Batch, Committed, Stems, TokenTrees};
+use super::{accept, commit, draft, forest, q_pass, verify};
 
 /// A target with its caches and, when speculating, a drafter: all that a step computes with.
 pub struct ModelPair {
@@ -35,6 +35,8 @@ pub struct DraftWorkspace {
     pub(super) proposals: Vec<Proposal>,
     /// Grows trees.
     pub(super) grower: TreeGrower,
+    /// What grows below a stem.
+    pub(super) branches: TokenTree,
     /// Trees that were committed.
     pub(super) spare_trees: Vec<TokenTree>,
 }
@@ -49,9 +51,18 @@ pub fn decode_step(
     plan: &TreePlan,
     batch: Batch,
 ) -> Result<Committed> {
-    let proposals = draft::propose(pair, plan, batch)?;
-    let trees = forest::grow(&mut pair.workspace, plan, proposals);
+    let stems = draft::stems(pair, batch);
+    let mut trees = draft_trees(pair, plan, stems)?;
+    for _ in 0..plan.q_passes {
+        let marked = q_pass::mark(pair, requests, trees)?;
+        trees = draft_trees(pair, plan, marked)?;
+    }
     let verified = verify::verify(pair, requests, trees)?;
     let accepted = accept::accept(requests, verified);
     commit::commit(pair, requests, accepted)
+}
+
+fn draft_trees(pair: &mut ModelPair, plan: &TreePlan, stems: Stems) -> Result<TokenTrees> {
+    let proposals = draft::propose(pair, plan, stems)?;
+    Ok(forest::grow(&mut pair.workspace, plan, proposals))
 }

@@ -6,24 +6,69 @@ use crate::error::Result;
 use crate::options::speculation::TreePlan;
 
 use super::decode_step::ModelPair;
-use super::types::{Batch, BatchEntry, Proposals, Work};
+use super::types::{Batch, Proposals, Stems, Work};
 
-/// Proposes continuations of every decode entry with room for more than its root. The proposals stay in the pair's
-/// workspace.
+/// The rows that every entry brings along: a prompt chunk or the anchor token.
+pub fn stems(pair: &mut ModelPair, batch: Batch) -> Stems {
+    let has_drafter = pair.drafter.is_some();
+    let spare_trees = &mut pair.workspace.spare_trees;
+    let (stems, is_open) = batch
+        .entries
+        .iter()
+        .map(|entry| {
+            let mut stem = spare_trees.pop().unwrap_or_default();
+            match &entry.work {
+                Work::Prompt { token_ids, .. } => {
+                    stem.set_chain(token_ids);
+                    (stem, false)
+                }
+                Work::Decode {
+                    anchor_token,
+                    max_rows,
+                    max_draft_tokens,
+                } => {
+                    stem.reset(*anchor_token);
+                    let is_open = has_drafter && *max_rows > 1 && *max_draft_tokens > 0;
+                    (stem, is_open)
+                }
+            }
+        })
+        .unzip();
+    Stems {
+        batch,
+        stems,
+        is_open,
+    }
+}
+
+/// Proposes what follows every open stem. The proposals stay in the pair's workspace.
 ///
 /// # Errors
 /// Whatever the drafter's kernels refuse.
-pub fn propose(pair: &mut ModelPair, plan: &TreePlan, batch: Batch) -> Result<Proposals> {
+pub fn propose(pair: &mut ModelPair, plan: &TreePlan, stems: Stems) -> Result<Proposals> {
+    let Stems {
+        batch,
+        stems,
+        is_open,
+    } = stems;
     let mut anchors = Vec::new();
-    let mut places = vec![None; batch.entries.len()];
-    if pair.drafter.is_some() {
-        for (entry, place) in batch.entries.iter().zip(&mut places) {
-            if let Some(anchor) = anchor(entry) {
-                *place = Some(anchors.len());
-                anchors.push(anchor);
-            }
-        }
-    }
+    let places = batch
+        .entries
+        .iter()
+        .zip(&stems)
+        .zip(is_open)
+        .map(|((entry, stem), is_open)| {
+            let end = stem.num_rows() - 1;
+            is_open.then(|| {
+                anchors.push(DraftAnchor {
+                    slot: entry.slot,
+                    token_id: stem.token_ids[end],
+                    position: entry.committed_len + end,
+                });
+                anchors.len() - 1
+            })
+        })
+        .collect();
     let kept = &mut pair.workspace.proposals;
     kept.resize_with(kept.len().max(anchors.len()), Proposal::default);
     if let (Some(drafter), false) = (&mut pair.drafter, anchors.is_empty()) {
@@ -36,21 +81,9 @@ pub fn propose(pair: &mut ModelPair, plan: &TreePlan, batch: Batch) -> Result<Pr
         let proposals = &mut kept[..anchors.len()];
         drafter.propose(&pair.device, target, &anchors, wanted, proposals)?;
     }
-    Ok(Proposals { batch, places })
-}
-
-/// The anchor of an entry that may verify more than its root.
-fn anchor(entry: &BatchEntry) -> Option<DraftAnchor> {
-    match entry.work {
-        Work::Decode {
-            anchor_token,
-            max_rows,
-            max_draft_tokens,
-        } if max_rows > 1 && max_draft_tokens > 0 => Some(DraftAnchor {
-            slot: entry.slot,
-            token_id: anchor_token,
-            position: entry.committed_len,
-        }),
-        _ => None,
-    }
+    Ok(Proposals {
+        batch,
+        stems,
+        places,
+    })
 }

@@ -1,4 +1,4 @@
-//! Tree stage: one tree per entry. A prompt chunk is the chain of its tokens.
+//! Tree stage: every stem grows by its proposal.
 
 use crate::options::speculation::TreePlan;
 
@@ -8,38 +8,43 @@ use super::types::{Proposals, TokenTrees, Work};
 
 /// Grows the tree of every entry under its own row budget.
 pub fn grow(workspace: &mut DraftWorkspace, plan: &TreePlan, drafted: Proposals) -> TokenTrees {
-    let Proposals { batch, places } = drafted;
+    let Proposals {
+        batch,
+        stems: mut trees,
+        places,
+    } = drafted;
     let DraftWorkspace {
         proposals,
         grower,
-        spare_trees,
+        branches,
+        ..
     } = workspace;
-    let trees = batch
-        .entries
-        .iter()
-        .zip(places)
-        .map(|(entry, place)| {
-            let mut tree = spare_trees.pop().unwrap_or_default();
-            match (&entry.work, place) {
-                (Work::Prompt { token_ids, .. }, _) => tree.set_chain(token_ids),
-                (Work::Decode { anchor_token, .. }, None) => tree.reset(*anchor_token),
-                (
-                    Work::Decode {
-                        anchor_token,
-                        max_rows,
-                        max_draft_tokens,
-                    },
-                    Some(place),
-                ) => {
-                    let limits = GrowthLimits {
-                        max_rows: *max_rows,
-                        max_depth: *max_draft_tokens,
-                    };
-                    grower.grow(plan, *anchor_token, &proposals[place], limits, &mut tree);
-                }
-            }
-            tree
-        })
-        .collect();
+    for ((entry, tree), place) in batch.entries.iter().zip(&mut trees).zip(places) {
+        let (
+            Some(place),
+            Work::Decode {
+                max_rows,
+                max_draft_tokens,
+                ..
+            },
+        ) = (place, &entry.work)
+        else {
+            continue;
+        };
+        let end = tree.num_rows() - 1;
+        let limits = GrowthLimits {
+            num_rows_above: end,
+            max_rows: max_rows - end,
+            max_depth: max_draft_tokens - end,
+        };
+        grower.grow(
+            plan,
+            tree.token_ids[end],
+            &proposals[place],
+            limits,
+            branches,
+        );
+        tree.graft(branches);
+    }
     TokenTrees { batch, trees }
 }

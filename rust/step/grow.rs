@@ -21,6 +21,8 @@ use eagle::Eagle;
 /// Most that a tree may have, beside the plan's own limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrowthLimits {
+    /// Rows that are verified in any case, besides the tree's: only costs ask for them.
+    pub num_rows_above: usize,
     /// Rows, root included; 0 counts as 1.
     pub max_rows: usize,
     /// Drafted tokens on a path.
@@ -46,6 +48,7 @@ impl TreeGrower {
         tree: &mut TokenTree,
     ) {
         let limits = GrowthLimits {
+            num_rows_above: limits.num_rows_above,
             max_rows: limits.max_rows.min(plan.tree_nodes),
             max_depth: limits.max_depth.min(MAX_PATH_ROWS - 1),
         };
@@ -55,7 +58,9 @@ impl TreeGrower {
             policy => {
                 self.search.grow(policy, proposal, limits, tree);
                 if let Some(costs) = &plan.verify_costs {
-                    tree.truncate(costs.best_num_rows(tree.scores.iter().copied()));
+                    let above = limits.num_rows_above;
+                    let rows = std::iter::repeat_n(0.0, above).chain(tree.scores.iter().copied());
+                    tree.truncate(costs.best_num_rows(rows).saturating_sub(above).max(1));
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! The decode step: draft, tree, verify, accept, commit.
+//! The decode step: draft, tree, Q pass, verify, accept, commit.
 
 pub mod accept;
 pub mod commit;
@@ -6,6 +6,7 @@ pub mod decode_step;
 pub mod draft;
 pub mod forest;
 pub mod grow;
+pub mod q_pass;
 pub mod tree;
 pub mod types;
 pub mod verify;

@@ -54,6 +54,19 @@ impl TokenTree {
         self.scores.truncate(num_rows);
     }
 
+    /// Hangs `branches` on the last row, which is their root.
+    pub fn graft(&mut self, branches: &Self) {
+        let end = self.num_rows() - 1;
+        let (depth, score) = (self.depths[end], self.scores[end]);
+        let below = |parents: &Option<usize>| parents.map(|parent| end + parent);
+        self.token_ids.extend_from_slice(&branches.token_ids[1..]);
+        self.parents.extend(branches.parents[1..].iter().map(below));
+        let depths = branches.depths[1..].iter();
+        self.depths.extend(depths.map(|branch| depth + branch));
+        let scores = branches.scores[1..].iter();
+        self.scores.extend(scores.map(|branch| score + branch));
+    }
+
     /// Appends a row below `parent` and returns its index.
     pub(super) fn push(&mut self, parent: usize, token_id: u32, score: f64) -> usize {
         self.token_ids.push(token_id);

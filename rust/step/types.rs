@@ -1,5 +1,5 @@
-//! One value per stage: `Batch > Proposals > TokenTrees > Verified > Accepted > Committed`. Each stage consumes the
-//! value before it, so that a wrong order does not compile.
+//! One value per stage: `Batch > Stems > Proposals > TokenTrees > Verified > Accepted > Committed`, where a Q pass leads
+//! from `TokenTrees` back to `Stems`. Each stage consumes the value before it, so that a wrong order does not compile.
 
 use crate::kernels::paths::RowPaths;
 use crate::model::decoder::ResidualProbe;
@@ -24,6 +24,8 @@ pub struct BatchEntry {
     pub committed_len: usize,
     /// Prompt rows or a decode tree.
     pub work: Work,
+    /// Q passes that looked at the entry in this step.
+    pub num_q_passes: usize,
 }
 
 /// What an entry's rows are.
@@ -47,9 +49,19 @@ pub enum Work {
     },
 }
 
-/// The batch with the place of each entry's proposal in the workspace; `None` = nothing to speculate on.
+/// The batch with the rows that every entry verifies in any case, as a chain: a prompt chunk, or the anchor token and
+/// what a Q pass marked. A draft follows the last row.
+pub struct Stems {
+    pub(super) batch: Batch,
+    pub(super) stems: Vec<TokenTree>,
+    /// Whether anything can be gained by a draft.
+    pub(super) is_open: Vec<bool>,
+}
+
+/// The stems with the place of each entry's proposal in the workspace; `None` = nothing to speculate on.
 pub struct Proposals {
     pub(super) batch: Batch,
+    pub(super) stems: Vec<TokenTree>,
     pub(super) places: Vec<Option<usize>>,
 }
 

@@ -2,12 +2,14 @@
 
 use crate::error::Result;
 use crate::kernels::paths::RowPaths;
+use crate::kernels::w12_matmul::WeightView;
 use crate::model::decoder::ResidualProbe;
 use crate::model::head::GreedyChoices;
 use crate::request::{Request, ScreenCounts};
 
 use super::decode_step::ModelPair;
-use super::types::{Choice, RowRecords, TokenTrees, Verified, Work};
+use super::tree::TokenTree;
+use super::types::{BatchEntry, Choice, RowRecords, TokenTrees, Verified, Work};
 
 /// Verifies all trees.
 ///
@@ -15,31 +17,13 @@ use super::types::{Choice, RowRecords, TokenTrees, Verified, Work};
 /// Whatever a kernel refuses.
 pub fn verify(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> Result<Verified> {
     let TokenTrees { batch, trees } = trees;
-    let mut paths = RowPaths::new();
-    let mut token_ids = Vec::new();
-    for (entry, tree) in batch.entries.iter().zip(&trees) {
-        paths.push_segment(entry.slot, entry.committed_len, &tree.parents)?;
-        token_ids.extend_from_slice(&tree.token_ids);
-    }
-    for segment in paths.segments() {
-        let last_position = segment.rows.clone().map(|row| paths.positions()[row]).max();
-        let last_position = last_position.unwrap_or_default() as usize;
-        pair.caches
-            .prepare(&pair.device, segment.slot, last_position)?;
-    }
-
     let mut probe = batch
         .entries
         .iter()
         .any(|entry| requests[entry.index].record_from.is_some())
         .then(ResidualProbe::default);
-    pair.target.forward(
-        &pair.device,
-        &token_ids,
-        &paths,
-        &pair.caches,
-        probe.as_mut(),
-    )?;
+    let rows = batch.entries.iter().zip(&trees);
+    let paths = forward(pair, WeightView::Exact, rows, probe.as_mut())?;
 
     // Rows whose logits a caller wants to see, and rows of which only the choice matters.
     let (mut seen, mut unseen) = (HeadRows::default(), HeadRows::default());
@@ -86,6 +70,34 @@ pub fn verify(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> 
         screening,
         records: probe.map(|probe| RowRecords { probe, logit_rows }),
     })
+}
+
+/// Runs the target over the rows of trees, each behind what is committed of its entry.
+pub(super) fn forward<'a>(
+    pair: &mut ModelPair,
+    view: WeightView,
+    rows: impl Iterator<Item = (&'a BatchEntry, &'a TokenTree)>,
+    probe: Option<&mut ResidualProbe>,
+) -> Result<RowPaths> {
+    let ModelPair {
+        device,
+        target,
+        caches,
+        ..
+    } = pair;
+    let mut paths = RowPaths::new();
+    let mut token_ids = Vec::new();
+    for (entry, tree) in rows {
+        paths.push_segment(entry.slot, entry.committed_len, &tree.parents)?;
+        token_ids.extend_from_slice(&tree.token_ids);
+    }
+    for segment in paths.segments() {
+        let last_position = segment.rows.clone().map(|row| paths.positions()[row]).max();
+        let last_position = last_position.unwrap_or_default() as usize;
+        caches.prepare(device, segment.slot, last_position)?;
+    }
+    target.forward(device, view, &token_ids, &paths, caches, probe)?;
+    Ok(paths)
 }
 
 /// Rows that go through the LM head together.

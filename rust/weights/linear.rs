@@ -11,6 +11,7 @@ use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16};
 use crate::kernels::w12_matmul::{PackedW12, W12Matmul, W12MatmulArgs, WeightView};
 use crate::options::WeightFormat;
+use crate::weights::w12::{Encoding, encode};
 
 /// A weight matrix `[out_features, in_features]`.
 #[derive(Clone, Debug)]
@@ -19,6 +20,13 @@ pub enum Linear {
     Bf16(PackedBf16),
     /// The same values in 12 bits each.
     W12(PackedW12),
+    /// The checkpoint's values, and beside them what a Q pass reads.
+    Bf16WithQView {
+        /// All bits.
+        exact: PackedBf16,
+        /// The Q view alone.
+        q_view: PackedW12,
+    },
 }
 
 impl Linear {
@@ -42,6 +50,33 @@ impl Linear {
         })
     }
 
+    /// Likewise, with a Q view for Q passes, which W12 has anyway; a matrix that W12 does not pay for has none.
+    ///
+    /// # Errors
+    /// As for [`Self::load`].
+    pub fn load_with_q_view(
+        checkpoint: &Checkpoint,
+        name: &str,
+        out_features: usize,
+        in_features: usize,
+        format: WeightFormat,
+    ) -> Result<Self, CheckpointError> {
+        let matrix = checkpoint.matrix(name, [out_features, in_features], format)?;
+        Ok(match matrix {
+            Matrix::W12(weights) => Self::W12(weights.pack()),
+            Matrix::Bf16(weights) => {
+                let exact = PackedBf16::pack(&weights, out_features, in_features);
+                match encode(&weights, out_features, in_features) {
+                    Encoding::W12(encoded) => Self::Bf16WithQView {
+                        exact,
+                        q_view: encoded.pack().into_q_view(),
+                    },
+                    Encoding::KeepBf16(_) => Self::Bf16(exact),
+                }
+            }
+        })
+    }
+
     /// Multiplies the first `num_rows` rows of `x` `[_, in_features]` into `y` `[_, out_features]`.
     ///
     /// # Errors
@@ -54,8 +89,25 @@ impl Linear {
         y: &mut Buffer<f32>,
         epilogue: Epilogue,
     ) -> Result<(), KernelError> {
-        match self {
-            Self::Bf16(weight) => Bf16Matmul::run(
+        self.forward_through(WeightView::Exact, device, x, num_rows, y, epilogue)
+    }
+
+    /// [`Self::forward`] through `view`; a matrix without a Q view is exact in both.
+    ///
+    /// # Errors
+    /// [`KernelError`] when a buffer is too short.
+    pub fn forward_through(
+        &self,
+        view: WeightView,
+        device: &Device,
+        x: &Buffer<f32>,
+        num_rows: usize,
+        y: &mut Buffer<f32>,
+        epilogue: Epilogue,
+    ) -> Result<(), KernelError> {
+        match (self, view) {
+            (Self::Bf16(weight), _)
+            | (Self::Bf16WithQView { exact: weight, .. }, WeightView::Exact) => Bf16Matmul::run(
                 device,
                 Bf16MatmulArgs {
                     x,
@@ -65,7 +117,8 @@ impl Linear {
                     epilogue,
                 },
             ),
-            Self::W12(weight) => W12Matmul::run(
+            (Self::W12(weight), _)
+            | (Self::Bf16WithQView { q_view: weight, .. }, WeightView::Q) => W12Matmul::run(
                 device,
                 W12MatmulArgs {
                     x,
@@ -73,7 +126,7 @@ impl Linear {
                     weight,
                     y,
                     epilogue,
-                    view: WeightView::Exact,
+                    view,
                 },
             ),
         }
@@ -82,7 +135,7 @@ impl Linear {
     /// The packed BF16 weights, where that is the format.
     pub fn as_bf16(&self) -> Option<&PackedBf16> {
         match self {
-            Self::Bf16(weight) => Some(weight),
+            Self::Bf16(weight) | Self::Bf16WithQView { exact: weight, .. } => Some(weight),
             Self::W12(_) => None,
         }
     }
@@ -90,7 +143,7 @@ impl Linear {
     /// Number of output channels.
     pub fn out_features(&self) -> usize {
         match self {
-            Self::Bf16(weight) => weight.out_features(),
+            Self::Bf16(weight) | Self::Bf16WithQView { exact: weight, .. } => weight.out_features(),
             Self::W12(weight) => weight.out_features(),
         }
     }
@@ -98,16 +151,24 @@ impl Linear {
     /// Length of an input row.
     pub fn in_features(&self) -> usize {
         match self {
-            Self::Bf16(weight) => weight.in_features(),
+            Self::Bf16(weight) | Self::Bf16WithQView { exact: weight, .. } => weight.in_features(),
             Self::W12(weight) => weight.in_features(),
         }
     }
 
-    /// Bytes that one multiplication reads.
+    /// Bytes in memory, without what only Q passes read.
     pub fn num_bytes(&self) -> usize {
         match self {
-            Self::Bf16(weight) => weight.num_bytes(),
+            Self::Bf16(weight) | Self::Bf16WithQView { exact: weight, .. } => weight.num_bytes(),
             Self::W12(weight) => weight.num_bytes(),
+        }
+    }
+
+    /// Bytes in memory that only Q passes read.
+    pub fn q_view_bytes(&self) -> usize {
+        match self {
+            Self::Bf16WithQView { q_view, .. } => q_view.num_bytes(),
+            Self::Bf16(_) | Self::W12(_) => 0,
         }
     }
 }

@@ -29,7 +29,8 @@ fn model_dir(case: &str) -> PathBuf {
 
 fn load(dir: &Path) -> Result<(ModelConfig, DecoderWeights)> {
     let config = ModelConfig::read(dir)?;
-    let weights = DecoderWeights::load(&Checkpoint::open(dir)?, &config, WeightFormat::Auto)?;
+    let weights =
+        DecoderWeights::load(&Checkpoint::open(dir)?, &config, WeightFormat::Auto, false)?;
     Ok((config, weights))
 }
 

@@ -246,6 +246,12 @@ impl W12Matrix {
         Grid::new(out_features, in_features).num_bytes(num_escapes)
     }
 
+    /// Bytes of the parts that the Q view of such a matrix needs: all but the 4-bit plane.
+    pub fn q_view_bytes_of(out_features: usize, in_features: usize, num_escapes: usize) -> usize {
+        let grid = Grid::new(out_features, in_features);
+        grid.num_bytes(num_escapes) - grid.num_tiles() * PLANE4_TILE_BYTES
+    }
+
     /// Whether such a matrix is small enough against BF16 to be converted.
     pub fn pays(out_features: usize, in_features: usize, num_escapes: usize) -> bool {
         let num_bytes = Self::num_bytes_of(out_features, in_features, num_escapes);

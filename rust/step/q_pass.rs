@@ -1,0 +1,134 @@
+//! Q pass: a forward through the 8-bit view of the weights marks a path in every tree; a second draft continues it.
+//!
+//! In: trees. Out: stems, each the anchor token, the nodes that the view's own greedy tokens follow, and the token that
+//! it says comes next. Nothing is committed and no cache changes: keys, values and log entries of these rows are
+//! forgotten, and the drafter's context takes their taps as scratch rows that a rollback drops. So a wrong mark costs
+//! rows of the exact pass, never a token.
+
+use crate::drafter::{ContextRows, Standing};
+use crate::error::Result;
+use crate::kernels::w12_matmul::WeightView;
+use crate::request::Request;
+
+use super::decode_step::ModelPair;
+use super::tree::TokenTree;
+use super::types::{BatchEntry, Stems, TokenTrees, Work};
+use super::verify;
+
+/// Marks the path of every tree that has branches; others stay as they are.
+///
+/// # Errors
+/// Whatever a kernel or the drafter refuses.
+pub fn mark(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> Result<Stems> {
+    let TokenTrees {
+        mut batch,
+        mut trees,
+    } = trees;
+    let mut is_open = vec![false; trees.len()];
+    let looked_at: Vec<usize> = (0..trees.len())
+        .filter(|&i| {
+            trees[i].num_rows() > 1 && matches!(batch.entries[i].work, Work::Decode { .. })
+        })
+        .collect();
+    if looked_at.is_empty() {
+        return Ok(Stems {
+            batch,
+            stems: trees,
+            is_open,
+        });
+    }
+    let rows = looked_at.iter().map(|&i| (&batch.entries[i], &trees[i]));
+    let paths = verify::forward(pair, WeightView::Q, rows, None)?;
+    let rows: Vec<u32> = (0..paths.num_rows() as u32).collect();
+    let mut masked = Vec::with_capacity(rows.len());
+    for (segment, &i) in paths.segments().iter().zip(&looked_at) {
+        let request = &requests[batch.entries[i].index];
+        let positions = &paths.positions()[segment.rows.clone()];
+        masked.extend(positions.iter().map(|&p| request.masked_ids(p as usize)));
+    }
+    let choices = pair.target.choose(&pair.device, &rows, &masked)?;
+    let ModelPair {
+        device,
+        target,
+        drafter,
+        ..
+    } = pair;
+    for (segment, &i) in paths.segments().iter().zip(&looked_at) {
+        let entry = &mut batch.entries[i];
+        let (tree, request) = (&mut trees[i], &requests[entry.index]);
+        let tokens = &choices.token_ids[segment.rows.clone()];
+        let Marked {
+            rows,
+            token_ids,
+            is_open: open,
+        } = walk(entry, tree, tokens, request);
+        entry.num_q_passes += 1;
+        tree.set_chain(&token_ids);
+        is_open[i] = open;
+        if let (Some(drafter), true) = (&mut *drafter, open) {
+            drafter.rollback(entry.slot);
+            let rows: Vec<u32> = rows
+                .iter()
+                .map(|row| (segment.rows.start + row) as u32)
+                .collect();
+            let context = ContextRows {
+                slot: entry.slot,
+                first_position: entry.committed_len,
+                taps: target.taps(),
+                rows: &rows,
+                token_ids: &token_ids[..rows.len()],
+                standing: Standing::Scratch,
+            };
+            drafter.extend(device, target.weights(), context)?;
+        }
+    }
+    Ok(Stems {
+        batch,
+        stems: trees,
+        is_open,
+    })
+}
+
+/// A path through a tree.
+#[derive(Debug, PartialEq, Eq)]
+struct Marked {
+    /// Its rows in the tree, root first.
+    rows: Vec<usize>,
+    /// Their tokens, and the one that follows the last.
+    token_ids: Vec<u32>,
+    /// Whether a draft after that may gain anything.
+    is_open: bool,
+}
+
+/// Follows `tokens`, the choice after each row of `tree`, as far as rows, request and stop tokens allow.
+fn walk(entry: &BatchEntry, tree: &TokenTree, tokens: &[u32], request: &Request) -> Marked {
+    let Work::Decode {
+        max_rows,
+        max_draft_tokens,
+        ..
+    } = entry.work
+    else {
+        unreachable!("prompts have no branches")
+    };
+    let most_tokens = max_rows.min(max_draft_tokens + 1);
+    let (mut rows, mut token_ids) = (vec![0], vec![tree.token_ids[0]]);
+    let mut node = 0;
+    loop {
+        let token = tokens[node];
+        token_ids.push(token);
+        let has_room = token_ids.len() < most_tokens && !request.stop_ids.contains(&token);
+        match tree.child(node, token) {
+            Some(child) if has_room => {
+                node = child;
+                rows.push(child);
+            }
+            _ => {
+                return Marked {
+                    rows,
+                    token_ids,
+                    is_open: has_room,
+                };
+            }
+        }
+    }
+}
