@@ -200,4 +200,4 @@ impl DrafterConfig {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -88,6 +88,8 @@ pub struct TreePlan {
     /// Candidates per position; of conditional scores candidates per parent and, where each parent costs the drafter
     /// work, parents per position.
     pub width: usize,
+    /// Drafts stop where a confidence head's estimate that the path is accepted so far falls below this; 0 = nowhere.
+    pub min_confidence: f32,
     /// Trees stop growing where more rows stop paying; `None` = they always grow to `tree_nodes`.
     pub verify_costs: Option<VerifyCosts>,
 }
@@ -100,6 +102,7 @@ impl TreePlan {
         num_draft_tokens: 0,
         scores: DraftScores::Greedy,
         width: 1,
+        min_confidence: 0.0,
         verify_costs: None,
     };
 }

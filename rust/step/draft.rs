@@ -31,6 +31,7 @@ pub fn propose(pair: &mut ModelPair, plan: &TreePlan, batch: Batch) -> Result<Pr
             num_draft_tokens: plan.num_draft_tokens,
             scores: plan.scores,
             width: plan.width,
+            min_confidence: plan.min_confidence,
         };
         let target = pair.target.weights();
         let proposals = &mut kept[..anchors.len()];

@@ -224,3 +224,6 @@ fn below(proposal: &Proposal, offer: Offer) -> Option<ListId> {
         slot: offer.child.slot,
     })
 }
+
+#[cfg(test)]
+mod tests;
