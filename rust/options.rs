@@ -46,6 +46,8 @@ pub struct EngineOptions {
     pub q_passes: usize,
     /// Measured cost of a step that verifies 1, 2, ... rows: trees grow only while rows pay. `None` = to full size.
     pub verify_costs: Option<Vec<f64>>,
+    /// Estimated chance of acceptance below which a drafter with a confidence head stops; 0 = it does not.
+    pub min_confidence: f32,
     /// Shortest and longest suffix that prompt lookup matches; `None` = the usual ones.
     pub prompt_lookup: PromptLookup,
 }
@@ -128,6 +130,10 @@ impl EngineOptions {
             && !(1..=MAX_TREE_NODES).contains(&tree_nodes)
         {
             return value("tree_nodes", "1..=64", tree_nodes.to_string());
+        }
+        if !(0.0..1.0).contains(&self.min_confidence) {
+            let got = self.min_confidence.to_string();
+            return value("min_confidence", "at least 0 and below 1", got);
         }
         Ok(())
     }

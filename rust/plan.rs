@@ -30,8 +30,10 @@ const MAX_STEP_ROWS: usize = 256;
 /// Rows of a tree when nothing is said: acceptance gains little beyond, cost grows with every row.
 const USUAL_TREE_NODES: usize = 32;
 
-/// Parents per position, and children of each, where conditional scores cost the drafter work: EAGLE-2's width.
-const USUAL_WIDTH: usize = 10;
+/// Parents per position, and children of each, where conditional scores cost the drafter work. EAGLE-2 takes 10; on the
+/// demo pair 4 accepts more with trees of 32 rows (DSpark 4.87 against 4.75 tokens a pass, EAGLE-3 5.55 against 5.30),
+/// as scores of unlikely siblings are too high, and it costs less.
+const USUAL_WIDTH: usize = 4;
 
 /// Resolved limits.
 #[derive(Clone, Debug)]
@@ -220,6 +222,7 @@ fn resolve_tree(options: &EngineOptions, drafter: Option<&DrafterConfig>) -> Res
         scores,
         width,
         q_passes: options.q_passes,
+        min_confidence: options.min_confidence,
         verify_costs,
     };
     match &plan.verify_costs {
@@ -268,4 +271,4 @@ fn scores_for(policy: TreePolicy, drafter: &DrafterConfig) -> Result<DraftScores
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -118,6 +118,10 @@ class LLM:
                 tree=speculation.tree,
                 tree_nodes=speculation.tree_nodes,
                 q_passes=speculation.q_passes,
+                verify_costs=speculation.verify_costs,
+                min_confidence=speculation.min_confidence,
+                prompt_lookup_min=speculation.prompt_lookup_min,
+                prompt_lookup_max=speculation.prompt_lookup_max,
             )
         drafter = _drafter_directory(speculation)
         target = model_directory(model, revision)
@@ -148,7 +152,7 @@ class LLM:
             )
         if speculative_config is not None:
             config = SpeculativeConfig.of(speculative_config)
-            if config.model is None:
+            if config.model is None and config.method != "ngram":
                 if config.method not in (None, "dflash2"):
                     raise OptionError(
                         f"only a dflash2 drafter is bundled; for method {config.method!r} give `model`, "
@@ -427,7 +431,7 @@ def _most_tokens(request: RunningRequest, max_model_len: int) -> int:
 
 
 def _drafter_directory(speculation: SpeculativeConfig | None) -> str | None:
-    if speculation is None:
+    if speculation is None or speculation.method == "ngram":
         return None
     if speculation.model is None:
         raise OptionError("speculative_config needs `model`, the drafter's directory or hub id")

@@ -23,12 +23,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeGuard
 if TYPE_CHECKING:
     from specpilot_rs.errors import SpecPilotError
 
-METHODS = ("dflash", "dflash2")
-"""Drafters that this release runs."""
-METHODS_PLANNED = ("dspark", "eagle3", "ngram")
-TREES = ("chain", "ddtree", "conditional")
-"""Tree policies that this release runs."""
-TREES_PLANNED = ("spine", "eagle")
+METHODS = ("dflash", "dflash2", "dspark", "eagle3", "ngram")
+"""Drafters; ngram needs no model."""
+TREES = ("chain", "ddtree", "conditional", "spine", "eagle")
+"""Tree policies."""
 
 
 def _option(default: Any, help_text: str) -> Any:
@@ -125,6 +123,7 @@ MAX_INTEGER = 2**31 - 1
 _MAX_THREADS = 256
 _MAX_Q_PASSES = 8
 _MAX_TREE_NODES = 64
+_MAX_LOOKUP = 64
 
 _Refuse = Callable[[str, str, object], NoReturn]
 
@@ -203,6 +202,14 @@ class EngineOptions:
     tree: str | None = _option(None, "Tree policy; the best that the drafter's scores allow if omitted.")
     tree_nodes: int | None = _option(None, "Rows verified at once, root included; 1 is plain decoding.")
     q_passes: int = _option(0, "Passes through the 8-bit view before the exact one.")
+    verify_costs: tuple[float, ...] | None = _option(
+        None, "Cost of a step that verifies 1, 2, ... rows; trees grow while rows pay."
+    )
+    min_confidence: float = _option(
+        0.0, "Chance of acceptance below which a drafter with a confidence head stops; 0: it does not."
+    )
+    prompt_lookup_min: int | None = _option(None, "Shortest suffix that ngram looks up.")
+    prompt_lookup_max: int | None = _option(None, "Longest suffix that ngram looks up.")
     extra_eos_token_ids: tuple[int, ...] = _option((), "End tokens known to the tokenizer only.")
 
     def __post_init__(self) -> None:
@@ -237,13 +244,19 @@ def _require(holds: bool, name: str, expected: str, got: object) -> None:
         _refuse_option(name, expected, got)
 
 
-def _require_choice(name: str, value: str | None, ready: Sequence[str], planned: Sequence[str]) -> None:
+def _require_choice(name: str, value: str | None, valid: Sequence[str]) -> None:
     _require(value is None or is_text(value), name, "a string", value)
-    if value is None or value in ready:
-        return
-    if value in planned:
-        raise option_error(f"{name} {value!r} is not in this release; available: {', '.join(ready)}")
-    raise option_error(f"{name} {value!r} is unknown: {nearest(str(value), [*ready, *planned])}")
+    if value is not None and value not in valid:
+        raise option_error(f"{name} {value!r} is unknown: {nearest(value, valid)}")
+
+
+def _costs_of(value: object) -> tuple[float, ...] | None:
+    if value is None:
+        return None
+    is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    if not is_list or not value or not all(_is_number(cost) and cost > 0 for cost in value):
+        _refuse_option("verify_costs", "positive costs of steps with 1, 2, ... rows, or None", value)
+    return tuple(float(cost) for cost in value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,10 +267,20 @@ class SpeculativeConfig:
     method: str | None = _option(
         None, f"Drafter method: {', '.join(METHODS)}; found from the checkpoint if omitted."
     )
-    num_speculative_tokens: int | None = _option(None, "Drafted positions; the drafter's block if omitted.")
+    num_speculative_tokens: int | None = _option(
+        None, "Drafted positions, more or fewer than the drafter was trained for; its usual number if omitted."
+    )
     revision: str | None = _option(None, "Revision of the drafter on the hub.")
     tree: str | None = _option(None, f"Tree policy: {', '.join(TREES)}.")
     tree_nodes: int | None = _option(None, "Rows verified at once, root included; 1 is plain decoding.")
+    verify_costs: Sequence[float] | None = _option(
+        None, "Measured cost of a step that verifies 1, 2, ... rows: trees grow only while rows pay."
+    )
+    min_confidence: float = _option(
+        0.0, "Chance of acceptance below which a drafter with a confidence head stops; 0: it does not."
+    )
+    prompt_lookup_min: int | None = _option(None, "Shortest suffix that ngram looks up; 2 if omitted.")
+    prompt_lookup_max: int | None = _option(None, "Longest suffix that ngram looks up; 5 if omitted.")
     q_passes: int = _option(
         0, "Passes through the 8-bit view before the exact one: each marks a path, and a draft follows its end."
     )
@@ -276,8 +299,8 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         """Refuses what no model could honour."""
-        _require_choice("method", self.method, METHODS, METHODS_PLANNED)
-        _require_choice("tree", self.tree, TREES, TREES_PLANNED)
+        _require_choice("method", self.method, METHODS)
+        _require_choice("tree", self.tree, TREES)
         if isinstance(self.model, os.PathLike):
             object.__setattr__(self, "model", os.fspath(self.model))
         for name in ("model", "revision"):
@@ -286,6 +309,27 @@ class SpeculativeConfig:
         _set_integer(self, "num_speculative_tokens", 1, MAX_INTEGER, _refuse_option, optional=True)
         _set_integer(self, "tree_nodes", 1, _MAX_TREE_NODES, _refuse_option, optional=True)
         _set_integer(self, "q_passes", 0, _MAX_Q_PASSES, _refuse_option)
+        for name in ("prompt_lookup_min", "prompt_lookup_max"):
+            _set_integer(self, name, 1, _MAX_LOOKUP, _refuse_option, optional=True)
+            _require(
+                getattr(self, name) is None or self.method == "ngram",
+                name,
+                'left out unless method is "ngram"',
+                getattr(self, name),
+            )
+        _require(
+            self.method != "ngram" or self.model is None,
+            "model",
+            "left out for method ngram, which has none",
+            self.model,
+        )
+        object.__setattr__(self, "verify_costs", _costs_of(self.verify_costs))
+        _require(
+            _is_number(self.min_confidence) and 0 <= self.min_confidence < 1,
+            "min_confidence",
+            "a number from 0 to below 1",
+            self.min_confidence,
+        )
         _require(
             isinstance(self.tuning, str) and self.tuning in ("auto", "off"),
             "tuning",

@@ -26,6 +26,8 @@ pub(super) struct BeamNode {
     /// Row of the node above it, in the forward before; its own for an anchor.
     pub(super) parent_row: usize,
     score: f64,
+    /// Logarithm of the estimated chance that the path down to it is accepted.
+    log_confidence: f64,
     /// Where it stands in the proposal; `None` for an anchor.
     place: Option<Candidate>,
 }
@@ -69,6 +71,7 @@ impl Beam {
             token_id,
             parent_row: row,
             score: 0.0,
+            log_confidence: 0.0,
             place: None,
         };
         self.nodes.extend(anchors.enumerate().map(anchor));
@@ -77,6 +80,15 @@ impl Beam {
     /// The nodes to expand, request by request.
     pub(super) fn nodes(&self) -> &[BeamNode] {
         &self.nodes
+    }
+
+    /// Gives up nodes whose children are unlikely to be accepted: `log_confidences` holds, per node, the logarithm of
+    /// the chance that a child of it is, given that the node is.
+    pub(super) fn give_up(&mut self, log_confidences: &[f32], log_min: f64) {
+        for (node, &log_confidence) in self.nodes.iter_mut().zip(log_confidences) {
+            node.log_confidence += f64::from(log_confidence);
+        }
+        self.nodes.retain(|node| node.log_confidence >= log_min);
     }
 
     /// Adds the children of all nodes to the proposals and goes on to the `width` best of each request.
@@ -106,6 +118,7 @@ impl Beam {
                 token_id,
                 parent_row: row,
                 score: node.score + f64::from(log_prob),
+                log_confidence: node.log_confidence,
                 place: Some(Candidate { list, slot }),
             };
             self.coming
@@ -179,6 +192,22 @@ mod tests {
         advance(&mut beam, &mut proposals, &rows, 2);
         // Equal scores -1.5 of request 0: the one seen first leads.
         assert_eq!(tokens(&beam), [(0, 5, 0), (0, 5, 1), (1, 5, 2), (1, 5, 3)]);
+    }
+
+    #[test]
+    fn unlikely_paths_are_given_up() {
+        let mut beam = Beam::new(Merging::Never);
+        let mut proposals = vec![Proposal::default(); 2];
+        beam.start([(0, 7), (1, 8)].into_iter());
+        beam.give_up(&[-0.5, -0.25], -1.0);
+        let rows: [&[(u32, f32)]; 2] = [&[(1, -0.5)], &[(3, -0.25)]];
+        advance(&mut beam, &mut proposals, &rows, 1);
+        beam.give_up(&[-0.75, -0.75], -1.0);
+        assert_eq!(tokens(&beam), [(1, 3, 1)]);
+        advance(&mut beam, &mut proposals, &[&[(5, -1.0)]], 1);
+        assert_eq!(tokens(&beam), [(1, 5, 0)]);
+        beam.give_up(&[-0.75], -1.0);
+        assert!(beam.nodes().is_empty());
     }
 
     #[test]

@@ -154,7 +154,8 @@ impl Drafter for BlockDrafter {
                     confidence,
                     own_head,
                 };
-                walk.propose(device, weights, rows, logits, width, proposals)
+                let wanted = DraftRequest { width, ..wanted };
+                walk.propose(device, weights, rows, logits, wanted, proposals)
             }
             _ => self
                 .head

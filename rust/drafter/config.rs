@@ -214,4 +214,4 @@ impl DrafterConfig {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -4,6 +4,7 @@
 //! to a recurrent state over the path, times `markov_w2`. A beam decides which tokens of a position go on as parents;
 //! with one parent and one child each this is the published greedy walk over the whole vocabulary.
 
+use super::DraftRequest;
 use super::beam::{Beam, BeamNode, Merging, RankedRows};
 use super::config::{BlockConfig, MarkovConfig, MarkovKind};
 use super::draft_head::{DraftedRows, OwnHead};
@@ -127,16 +128,23 @@ impl MarkovWalk {
         weights: WalkWeights<'_>,
         rows: DraftedRows<'_>,
         logits: &Buffer<f32>,
-        width: usize,
+        wanted: DraftRequest,
         proposals: &mut [Proposal],
     ) -> Result<()> {
-        let width = width.min(self.num_drafted_ids);
+        let width = wanted.width.min(self.num_drafted_ids);
         self.mix_hidden(device, weights.markov, rows)?;
         self.activations.states.host_mut().fill(0.0);
         let anchors = rows.anchors.iter().map(|anchor| anchor.token_id);
         self.beam.start(anchors.enumerate());
         for level in 0..rows.num_levels {
             let first_row = level * rows.anchors.len();
+            if let Some(confidence) = weights.confidence.filter(|_| wanted.min_confidence > 0.0) {
+                let log_min = f64::from(wanted.min_confidence).ln();
+                self.give_up(weights.markov, confidence, rows, first_row, log_min);
+            }
+            if self.beam.nodes().is_empty() {
+                break;
+            }
             self.correct(device, weights.markov, first_row, logits)?;
             let num_nodes = self.beam.nodes().len();
             DraftSelect::run(
@@ -157,18 +165,7 @@ impl MarkovWalk {
             if let Some(head) = weights.own_head {
                 head.to_target_ids(token_ids);
             }
-            let log_probs = &mut self.log_probs.host_mut()[..num_nodes * width];
-            if let Some(confidence) = weights.confidence {
-                let nodes = self.beam.nodes();
-                for (row, log_probs) in log_probs.chunks_exact_mut(width).enumerate() {
-                    let hidden_row = first_row + nodes[row].request;
-                    let hidden =
-                        &rows.hidden.host()[hidden_row * self.hidden_size..][..self.hidden_size];
-                    let code = &self.activations.codes.host()[row * self.rank..][..self.rank];
-                    let log_confidence = confidence.log_probability(hidden, code);
-                    log_probs.iter_mut().for_each(|p| *p += log_confidence);
-                }
-            }
+            let log_probs = &self.log_probs.host()[..num_nodes * width];
             let children = RankedRows {
                 top_k: width,
                 token_ids,
@@ -208,6 +205,25 @@ impl MarkovWalk {
             }
         }
         Ok(())
+    }
+
+    /// Gives up nodes of the beam whose children the confidence head thinks unlikely to be accepted.
+    fn give_up(
+        &mut self,
+        markov: &MarkovWeights,
+        confidence: &ConfidenceWeights,
+        rows: DraftedRows<'_>,
+        first_row: usize,
+        log_min: f64,
+    ) {
+        let mut code = vec![0.0; self.rank];
+        let log_probability = |node: &BeamNode| {
+            markov.codes.unpack_row(node.token_id as usize, &mut code);
+            let start = (first_row + node.request) * self.hidden_size;
+            confidence.log_probability(&rows.hidden.host()[start..][..self.hidden_size], &code)
+        };
+        let log_confidences: Vec<f32> = self.beam.nodes().iter().map(log_probability).collect();
+        self.beam.give_up(&log_confidences, log_min);
     }
 
     /// Corrected logits of the children of all nodes of the beam.

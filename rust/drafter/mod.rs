@@ -44,7 +44,7 @@ pub struct DraftAnchor {
 }
 
 /// What to draft, for all requests of a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DraftRequest {
     /// Positions to propose, from 1 to what the drafter was opened for.
     pub num_draft_tokens: usize,
@@ -52,6 +52,9 @@ pub struct DraftRequest {
     pub scores: DraftScores,
     /// Candidates per position, or per parent; see [`TreePlan::width`](crate::options::speculation::TreePlan::width).
     pub width: usize,
+    /// Where a drafter with a confidence head stops; see
+    /// [`TreePlan::min_confidence`](crate::options::speculation::TreePlan::min_confidence).
+    pub min_confidence: f32,
 }
 
 /// What the rows that extend a context are worth.
@@ -172,5 +175,9 @@ fn check_length(wanted: usize, sizes: &DrafterSizes) -> Result<()> {
     }
 }
 
+#[cfg(test)]
+mod golden {
+    mod tests;
+}
 #[cfg(test)]
 mod tests;

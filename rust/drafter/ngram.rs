@@ -184,47 +184,149 @@ impl Drafter for Ngram {
             length.check_ends_before(anchor)?;
             token_ids.push(anchor.token_id);
             find(token_ids, self.config, width, &mut self.places);
-            share(
-                token_ids,
-                &self.places,
-                None,
-                wanted.num_draft_tokens,
-                proposal,
-            );
+            let max_depth = wanted.num_draft_tokens;
+            share(token_ids, &self.places, 0, max_depth, None, proposal);
             token_ids.pop();
         }
         Ok(())
     }
 }
 
-/// Adds the texts at `places` below `parent`, as far as `depth` tokens; those with the same next token go on together.
-/// A text that reaches the end has nothing more to say.
+/// Adds what follows after the first `num_shared` tokens of the texts that start at `places`, down to `max_depth` tokens
+/// below the anchor; those with the same next token go on together. A text that reaches the end goes on as the
+/// repetition that it then is.
 fn share(
     text: &[u32],
     places: &[usize],
+    num_shared: usize,
+    max_depth: usize,
     parent: Option<Candidate>,
-    depth: usize,
     proposal: &mut Proposal,
 ) {
-    let going_on = || places.iter().copied().filter(|&place| place < text.len());
-    let num_texts = going_on().count();
-    if depth == 0 || num_texts == 0 {
+    if num_shared == max_depth || places.is_empty() {
         return;
     }
-    let mut token_ids = Vec::with_capacity(num_texts);
-    for place in going_on() {
-        if !token_ids.contains(&text[place]) {
-            token_ids.push(text[place]);
+    let next = |place: usize| text[place + num_shared % (text.len() - place)];
+    let mut token_ids = Vec::with_capacity(places.len());
+    for &place in places {
+        if !token_ids.contains(&next(place)) {
+            token_ids.push(next(place));
         }
     }
-    let after = |token_id: u32| going_on().filter(move |&place| text[place] == token_id);
+    let going_to = |token_id: u32| {
+        places
+            .iter()
+            .copied()
+            .filter(move |&place| next(place) == token_id)
+    };
     // One more text than there are: the one that goes on as none before did.
-    let share_of = |&token_id: &u32| after(token_id).count() as f32 / (num_texts + 1) as f32;
+    let share_of = |&id: &u32| going_to(id).count() as f32 / (places.len() + 1) as f32;
     let log_probs: Vec<f32> = token_ids.iter().map(|id| share_of(id).ln()).collect();
     let list = proposal.push_list(parent, &token_ids, &log_probs);
     for (slot, &token_id) in token_ids.iter().enumerate() {
-        let places: Vec<usize> = after(token_id).map(|place| place + 1).collect();
+        let places: Vec<usize> = going_to(token_id).collect();
         let below = Some(Candidate { list, slot });
-        share(text, &places, below, depth - 1, proposal);
+        share(text, &places, num_shared + 1, max_depth, below, proposal);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::proposal::ListId;
+    use super::*;
+
+    const CONFIG: NgramConfig = NgramConfig { min: 2, max: 3 };
+
+    fn places(text: &[u32], config: NgramConfig, width: usize) -> Vec<usize> {
+        let mut places = Vec::new();
+        find(text, config, width, &mut places);
+        places
+    }
+
+    /// All paths of a proposal with the probability of their last token, depth first.
+    fn paths(text: &[u32], width: usize, max_depth: usize) -> Vec<(Vec<u32>, f32)> {
+        fn descend(
+            proposal: &Proposal,
+            list: Option<ListId>,
+            before: &[u32],
+            paths: &mut Vec<(Vec<u32>, f32)>,
+        ) {
+            let Some(list) = list else { return };
+            let children = proposal.children(list);
+            for (slot, &token) in children.token_ids.iter().enumerate() {
+                let path = [before, &[token]].concat();
+                paths.push((path.clone(), children.log_probs[slot].exp()));
+                let below = proposal.below(Candidate { list, slot });
+                descend(proposal, below, &path, paths);
+            }
+        }
+        let mut proposal = Proposal::default();
+        let places = places(text, CONFIG, width);
+        share(text, &places, 0, max_depth, None, &mut proposal);
+        let mut all = Vec::new();
+        descend(&proposal, proposal.first_list(), &[], &mut all);
+        all
+    }
+
+    #[test]
+    fn the_longest_suffix_wins_and_newer_occurrences_come_first() {
+        let text = [1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3, 7, 8, 1, 2, 3];
+        assert_eq!(places(&text, CONFIG, 8), [11, 3], "three tokens, not two");
+        assert_eq!(places(&text, CONFIG, 1), [11]);
+        let shorter = NgramConfig { min: 1, max: 2 };
+        assert_eq!(places(&text, shorter, 8), [11, 7, 3]);
+        assert!(
+            places(&text[..12], CONFIG, 8).is_empty(),
+            "nothing ended so"
+        );
+        assert!(places(&[5], CONFIG, 8).is_empty());
+    }
+
+    #[test]
+    fn texts_share_their_beginning_and_split_by_count() {
+        let text = [1, 2, 3, 4, 0, 1, 2, 3, 5, 0, 1, 2, 3, 4, 6, 1, 2, 3];
+        let expected = [
+            (vec![4], 2.0 / 4.0),
+            (vec![4, 6], 1.0 / 3.0),
+            (vec![4, 0], 1.0 / 3.0),
+            (vec![5], 1.0 / 4.0),
+            (vec![5, 0], 1.0 / 2.0),
+        ];
+        let got = paths(&text, 8, 2);
+        assert_eq!(got.len(), expected.len());
+        for ((path, p), (wanted, share)) in got.iter().zip(&expected) {
+            assert_eq!(path, wanted);
+            assert!((p - share).abs() < 1e-6, "{path:?}: {p}");
+        }
+        let newest: Vec<_> = paths(&text, 1, 2).into_iter().map(|path| path.0).collect();
+        assert_eq!(newest, [vec![4], vec![4, 6]]);
+    }
+
+    #[test]
+    fn a_text_that_meets_its_end_repeats() {
+        let (path, _) = paths(&[7, 1, 2, 3, 1, 2, 3, 1], 1, 7).pop().unwrap();
+        assert_eq!(path, [2, 3, 1, 2, 3, 1, 2]);
+    }
+
+    #[test]
+    fn lengths_are_checked_with_both_names() {
+        let resolve = |min, max| NgramConfig::resolve(PromptLookup { min, max });
+        for (given, min, max) in [
+            ((None, None), 2, 5),
+            ((Some(7), None), 7, 7),
+            ((None, Some(1)), 1, 1),
+        ] {
+            let config = resolve(given.0, given.1).unwrap();
+            assert_eq!((config.min, config.max), (min, max));
+        }
+        for (min, max) in [
+            (Some(4), Some(3)),
+            (Some(0), None),
+            (None, Some(0)),
+            (None, Some(65)),
+        ] {
+            let message = resolve(min, max).unwrap_err().to_string();
+            assert!(message.contains("prompt_lookup_m"), "{message}");
+        }
     }
 }

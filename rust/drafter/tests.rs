@@ -1,12 +1,13 @@
 //! The demo drafters through the trait: what is proposed does not depend on how the context came in, on the requests
-//! beside, or on how much is asked for. Agreement with independent values: `tests/test_golden_drafts.py`.
+//! beside, or on scratch rows that were dropped. Agreement with independent values: `golden_tests.rs`.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use tempfile::TempDir;
 
-use super::proposal::Level;
+use super::config::NgramConfig;
+use super::proposal::{Candidate, Children, ListId};
 use super::*;
 use crate::error::{DrafterError, Error};
 use crate::options::WeightFormat;
@@ -15,6 +16,8 @@ use crate::weights::raw_safetensors::{RawTensor, copy, demo_target, edit_json, e
 
 const NUM_SLOTS: usize = 3;
 const HIDDEN: usize = 256;
+const NUM_DRAFT_TOKENS: usize = 15;
+const WIDTH: usize = 8;
 
 /// Directory of a demo drafter.
 pub(super) fn demo(name: &str) -> PathBuf {
@@ -35,13 +38,13 @@ pub(super) fn dflash2_copy() -> TempDir {
     copy(&demo("dflash2"))
 }
 
-struct Target {
-    config: ModelConfig,
-    weights: DecoderWeights,
-    device: Device,
+pub(super) struct Target {
+    pub(super) config: ModelConfig,
+    pub(super) weights: DecoderWeights,
+    pub(super) device: Device,
 }
 
-fn target() -> &'static Target {
+pub(super) fn target() -> &'static Target {
     static TARGET: OnceLock<Target> = OnceLock::new();
     TARGET.get_or_init(|| {
         let config = ModelConfig::read(&demo_target()).unwrap();
@@ -54,18 +57,35 @@ fn target() -> &'static Target {
     })
 }
 
-fn open_demo(name: &str, num_pages: usize) -> Box<dyn Drafter> {
-    let Target { config, device, .. } = target();
-    open(
-        &demo(name),
-        DrafterConfig::read(&demo(name)).unwrap(),
-        &demo_target(),
-        config,
-        device,
-        NUM_SLOTS,
+pub(super) fn sizes(num_pages: usize, num_draft_tokens: usize) -> DrafterSizes {
+    DrafterSizes {
+        num_slots: NUM_SLOTS,
         num_pages,
-    )
-    .unwrap()
+        pages_per_sequence: 8,
+        vocab_size: target().config.vocab_size,
+        num_draft_tokens,
+        width: WIDTH,
+    }
+}
+
+/// Opens the drafter in `dir`, or the one without files when there is none.
+pub(super) fn open_in(dir: Option<&Path>, sizes: DrafterSizes) -> Result<Box<dyn Drafter>> {
+    let Target { config, device, .. } = target();
+    let files = PairFiles {
+        drafter: dir.unwrap_or(Path::new("")),
+        target: &demo_target(),
+    };
+    let drafter = match dir {
+        Some(dir) => DrafterConfig::read(dir)?,
+        None => DrafterConfig::Ngram(NgramConfig { min: 1, max: 3 }),
+    };
+    open(files, &drafter, config, device, sizes)
+}
+
+fn open_demo(name: &str, num_pages: usize) -> Box<dyn Drafter> {
+    let dir = demo(name);
+    let dir = (name != "ngram").then_some(dir.as_path());
+    open_in(dir, sizes(num_pages, NUM_DRAFT_TOKENS)).unwrap()
 }
 
 /// Three taps of `num_rows` rows with values as large as a residual stream's.
@@ -83,23 +103,53 @@ fn taps(seed: u32, num_rows: usize) -> Vec<Buffer<f32>> {
         .collect()
 }
 
+/// Tokens of positions from `first` on: few, so that they repeat.
+fn tokens(seed: u32, first: usize, len: usize) -> Vec<u32> {
+    (first as u32..)
+        .take(len)
+        .map(|position| (position * (seed + 3) / 2) % 7 + 20 * seed)
+        .collect()
+}
+
+/// Appends `rows` of `taps`; tokens are those of `seed`.
+fn append(
+    drafter: &mut dyn Drafter,
+    slot: usize,
+    first_position: usize,
+    seed: u32,
+    (taps, rows): (&[Buffer<f32>], &[u32]),
+    standing: Standing,
+) -> Result<()> {
+    let Target {
+        weights, device, ..
+    } = target();
+    let num_taps = drafter.taps().len();
+    let rows = ContextRows {
+        slot,
+        first_position,
+        taps: &taps[..num_taps.min(taps.len())],
+        rows,
+        token_ids: &tokens(seed, first_position, rows.len()),
+        standing,
+    };
+    drafter.extend(device, weights, rows)
+}
+
 fn extend(
     drafter: &mut dyn Drafter,
     slot: usize,
     first: usize,
-    taps: &[Buffer<f32>],
-    rows: &[u32],
+    seed: u32,
+    rows: (&[Buffer<f32>], &[u32]),
 ) {
-    assert!(drafter.reserve(slot, first + rows.len()));
-    drafter
-        .extend_context(&target().device, slot, first, taps, rows)
-        .unwrap();
+    assert!(drafter.reserve(slot, first + rows.1.len()));
+    append(drafter, slot, first, seed, rows, Standing::Verified).unwrap();
 }
 
 /// Fills `slot` with a context of `len` positions that `seed` determines.
 fn fill(drafter: &mut dyn Drafter, slot: usize, seed: u32, len: usize) {
     let rows: Vec<u32> = (0..len as u32).collect();
-    extend(drafter, slot, 0, &taps(seed, len), &rows);
+    extend(drafter, slot, 0, seed, (&taps(seed, len), &rows));
 }
 
 fn anchor(slot: usize, token_id: u32, position: usize) -> DraftAnchor {
@@ -110,77 +160,126 @@ fn anchor(slot: usize, token_id: u32, position: usize) -> DraftAnchor {
     }
 }
 
+fn wanted(num_draft_tokens: usize, scores: DraftScores) -> DraftRequest {
+    DraftRequest {
+        num_draft_tokens,
+        scores,
+        width: WIDTH,
+        min_confidence: 0.0,
+    }
+}
+
 fn propose(
     drafter: &mut dyn Drafter,
     anchors: &[DraftAnchor],
-    num_draft_tokens: usize,
-    scores: ScoreKind,
+    wanted: DraftRequest,
 ) -> Result<Vec<Proposal>> {
     let Target {
         weights, device, ..
     } = target();
-    let wanted = DraftRequest {
-        num_draft_tokens,
-        scores,
-    };
-    drafter.propose(device, weights, anchors, wanted)
+    let mut proposals = vec![Proposal::default(); anchors.len()];
+    drafter.propose(device, weights, anchors, wanted, &mut proposals)?;
+    Ok(proposals)
 }
 
-const MARGINAL: ScoreKind = ScoreKind::Marginal { top_k: 8 };
+fn propose_all(
+    drafter: &mut dyn Drafter,
+    anchors: &[DraftAnchor],
+    scores: DraftScores,
+) -> Vec<Proposal> {
+    propose(drafter, anchors, wanted(NUM_DRAFT_TOKENS, scores)).unwrap()
+}
+
+use DraftScores::{Conditional, Greedy, Marginal};
 
 /// Every drafter with every kind of scores it has.
-const CASES: [(&str, ScoreKind); 3] = [
-    ("dflash", MARGINAL),
-    ("dflash2", MARGINAL),
-    ("dflash2", ScoreKind::Conditional),
+const CASES: [(&str, DraftScores); 12] = [
+    ("dflash", Greedy),
+    ("dflash", Marginal),
+    ("dflash2", Greedy),
+    ("dflash2", Marginal),
+    ("dflash2", Conditional),
+    ("dspark", Greedy),
+    ("dspark", Marginal),
+    ("dspark", Conditional),
+    ("eagle3", Greedy),
+    ("eagle3", Conditional),
+    ("ngram", Greedy),
+    ("ngram", Conditional),
 ];
 
-#[test]
-fn drafters_say_what_they_are() {
-    for (name, conditional) in [("dflash", false), ("dflash2", true)] {
-        let drafter = open_demo(name, 4);
-        assert_eq!(drafter.method(), name);
-        assert_eq!(drafter.taps(), [1, 4, 6]);
-        assert_eq!(drafter.max_draft_tokens(), 15);
-        assert_eq!(drafter.has_conditional_scores(), conditional);
+/// Lists below each other along the likeliest candidates, first to last.
+fn spine(proposal: &Proposal) -> Vec<Children<'_>> {
+    let mut lists = Vec::new();
+    let mut list: Option<ListId> = proposal.first_list();
+    while let Some(id) = list {
+        let children = proposal.children(id);
+        let best = (0..children.log_probs.len())
+            .reduce(|a, b| {
+                if children.log_probs[b] > children.log_probs[a] {
+                    b
+                } else {
+                    a
+                }
+            })
+            .unwrap();
+        lists.push(children);
+        list = proposal.below(Candidate {
+            list: id,
+            slot: best,
+        });
     }
+    lists
 }
 
-fn assert_distributions(level: &Level) {
-    let top_k = level.token_ids.len();
-    let mut distinct = level.token_ids.clone();
-    distinct.sort_unstable();
-    distinct.dedup();
-    assert_eq!(distinct.len(), top_k);
-    assert_eq!(level.log_probs.len(), level.num_parents * top_k);
-    assert!(level.log_probs.iter().all(|&p| p <= 0.0));
+/// Positions that a proposal reaches.
+fn depth(proposal: &Proposal) -> usize {
+    let mut lists: Vec<ListId> = proposal.first_list().into_iter().collect();
+    let mut depth = 0;
+    while !lists.is_empty() {
+        depth += 1;
+        lists = lists
+            .iter()
+            .flat_map(|&list| {
+                let slots = 0..proposal.children(list).token_ids.len();
+                slots.filter_map(move |slot| proposal.below(Candidate { list, slot }))
+            })
+            .collect();
+        lists.sort_unstable();
+        lists.dedup();
+    }
+    depth
 }
 
 #[test]
 fn proposals_hold_what_was_asked_for() {
     for (name, scores) in CASES {
         let mut drafter = open_demo(name, 4);
-        fill(&mut *drafter, 1, 7, 90);
-        let proposals = propose(&mut *drafter, &[anchor(1, 55, 90)], 15, scores).unwrap();
-        assert_eq!(proposals.len(), 1);
-        assert_eq!(proposals[0].num_levels(), 15);
-        for (depth, level) in proposals[0].levels.iter().enumerate() {
-            assert_distributions(level);
-            let top_k = level.token_ids.len();
-            match scores {
-                ScoreKind::Marginal { top_k: wanted } => {
-                    assert_eq!((top_k, level.num_parents), (wanted, 1));
-                    assert!(level.log_probs.is_sorted_by(|a, b| a >= b));
-                }
-                ScoreKind::Conditional => {
-                    assert_eq!(
-                        (top_k, level.num_parents),
-                        (16, if depth == 0 { 1 } else { 16 })
+        fill(&mut *drafter, 1, 2, 90);
+        let token = tokens(2, 90, 1)[0];
+        let proposals = propose_all(&mut *drafter, &[anchor(1, token, 90)], scores);
+        assert_eq!(depth(&proposals[0]), NUM_DRAFT_TOKENS, "{name}");
+        for children in spine(&proposals[0]) {
+            let mut distinct = children.token_ids.to_vec();
+            distinct.sort_unstable();
+            distinct.dedup();
+            assert_eq!(distinct.len(), children.token_ids.len(), "{name}");
+            assert!(children.log_probs.iter().all(|&p| p <= 0.0));
+            let sum: f32 = children.log_probs.iter().map(|p| p.exp()).sum();
+            assert!(sum <= 1.0 + 1e-5, "{name}: {sum}");
+            match (name, scores) {
+                ("dflash2", Greedy | Conditional) => {
+                    assert_eq!(children.token_ids.len(), 16);
+                    assert!(
+                        (sum - 1.0).abs() < 1e-5,
+                        "scores are relative to the candidates"
                     );
-                    for given_parent in level.log_probs.chunks(top_k) {
-                        let sum: f32 = given_parent.iter().map(|p| p.exp()).sum();
-                        assert!((sum - 1.0).abs() < 1e-5, "{sum}");
-                    }
+                }
+                ("ngram", _) => {}
+                (_, Greedy) => assert_eq!(children.token_ids.len(), 1),
+                _ => {
+                    assert_eq!(children.token_ids.len(), WIDTH);
+                    assert!(children.log_probs.is_sorted_by(|a, b| a >= b));
                 }
             }
         }
@@ -188,29 +287,49 @@ fn proposals_hold_what_was_asked_for() {
 }
 
 #[test]
-fn an_empty_context_is_enough() {
-    for (name, scores) in CASES {
-        let mut drafter = open_demo(name, 1);
-        let proposals = propose(&mut *drafter, &[anchor(0, 9, 0)], 3, scores).unwrap();
-        proposals[0].levels.iter().for_each(assert_distributions);
+fn a_wider_draft_has_the_greedy_path_in_it() {
+    for name in ["dspark", "eagle3"] {
+        let mut drafter = open_demo(name, 4);
+        fill(&mut *drafter, 1, 2, 90);
+        let [greedy, wide] =
+            [Greedy, Conditional].map(|s| propose_all(&mut *drafter, &[anchor(1, 9, 90)], s));
+        let mut list = wide[0].first_list();
+        for children in spine(&greedy[0]) {
+            let Some(id) = list else {
+                panic!("{name}: a beam of {WIDTH} lost the greedy path at once")
+            };
+            let wider = wide[0].children(id);
+            assert_eq!(wider.token_ids[0], children.token_ids[0], "{name}");
+            assert_eq!(wider.log_probs[0], children.log_probs[0], "{name}");
+            list = wide[0].below(Candidate { list: id, slot: 0 });
+            if list.is_none() {
+                break;
+            }
+        }
     }
 }
 
 #[test]
-fn fewer_drafts_are_the_first_of_more() {
+fn an_empty_context_is_no_error() {
     for (name, scores) in CASES {
-        let mut drafter = open_demo(name, 4);
+        let mut drafter = open_demo(name, 1);
+        let proposals = propose_all(&mut *drafter, &[anchor(0, 9, 0)], scores);
+        let drafts = proposals[0].first_list().is_some();
+        assert_eq!(drafts, !matches!(name, "eagle3" | "ngram"), "{name}");
+    }
+}
+
+/// Other numbers of rows than a block was trained with, and other depths.
+#[test]
+fn drafts_have_the_length_that_was_asked_for() {
+    for name in ["dflash", "dflash2", "dspark", "eagle3"] {
+        let dir = demo(name);
+        let mut drafter = open_in(Some(&dir), sizes(4, 24)).unwrap();
         fill(&mut *drafter, 0, 1, 70);
-        let all = propose(&mut *drafter, &[anchor(0, 12, 70)], 15, scores).unwrap();
-        for num_draft_tokens in [1, 8] {
-            let few = propose(
-                &mut *drafter,
-                &[anchor(0, 12, 70)],
-                num_draft_tokens,
-                scores,
-            )
-            .unwrap();
-            assert_eq!(few[0].levels, all[0].levels[..num_draft_tokens], "{name}");
+        for num_draft_tokens in [1, 8, 24] {
+            let wanted = wanted(num_draft_tokens, Greedy);
+            let proposals = propose(&mut *drafter, &[anchor(0, 12, 70)], wanted).unwrap();
+            assert_eq!(spine(&proposals[0]).len(), num_draft_tokens, "{name}");
         }
     }
 }
@@ -219,13 +338,13 @@ fn fewer_drafts_are_the_first_of_more() {
 fn requests_do_not_see_each_other() {
     for (name, scores) in CASES {
         let mut drafter = open_demo(name, 8);
-        let anchors = [anchor(0, 100, 65), anchor(1, 200, 1), anchor(2, 300, 128)];
+        let anchors = [anchor(0, 3, 65), anchor(1, 22, 1), anchor(2, 43, 128)];
         for (slot, anchor) in anchors.iter().enumerate() {
             fill(&mut *drafter, slot, slot as u32, anchor.position);
         }
-        let together = propose(&mut *drafter, &anchors, 15, scores).unwrap();
+        let together = propose_all(&mut *drafter, &anchors, scores);
         for (anchor, expected) in anchors.iter().zip(&together) {
-            let alone = propose(&mut *drafter, &[*anchor], 15, scores).unwrap();
+            let alone = propose_all(&mut *drafter, &[*anchor], scores);
             assert_eq!(&alone[0], expected, "{name}, slot {}", anchor.slot);
         }
         assert_ne!(together[0], together[2]);
@@ -241,7 +360,7 @@ fn contexts_do_not_depend_on_the_passes_that_brought_them() {
         fill(&mut *drafter, 0, 5, len);
         // One by one, and as the accepted rows of larger passes.
         for position in 0..len {
-            extend(&mut *drafter, 1, position, &whole, &[position as u32]);
+            extend(&mut *drafter, 1, position, 5, (&whole, &[position as u32]));
         }
         for first in (0..len).step_by(5) {
             let scattered: Vec<Buffer<f32>> = whole
@@ -255,31 +374,151 @@ fn contexts_do_not_depend_on_the_passes_that_brought_them() {
                     rows
                 })
                 .collect();
-            extend(&mut *drafter, 2, first, &scattered, &[0, 3, 6, 9, 12]);
+            extend(&mut *drafter, 2, first, 5, (&scattered, &[0, 3, 6, 9, 12]));
         }
-        let anchors = [0, 1, 2].map(|slot| anchor(slot, 77, len));
-        let proposals = propose(&mut *drafter, &anchors, 15, scores).unwrap();
+        let anchors = [0, 1, 2].map(|slot| anchor(slot, 103, len));
+        let proposals = propose_all(&mut *drafter, &anchors, scores);
         assert_eq!(proposals[0], proposals[1], "{name}");
         assert_eq!(proposals[0], proposals[2], "{name}");
     }
 }
 
+/// A marked path may extend a context in several parts; what is drafted from its end is what verified rows would give,
+/// and once dropped it leaves no trace, whatever verified rows come instead.
+#[test]
+fn scratch_rows_count_until_they_are_dropped() {
+    for (name, scores) in CASES {
+        let mut drafter = open_demo(name, 6);
+        let (len, marked) = (70, 9);
+        let all = taps(4, len + marked);
+        let rows: Vec<u32> = (0..(len + marked) as u32).collect();
+        for slot in [0, 1] {
+            extend(&mut *drafter, slot, 0, 4, (&all, &rows[..len]));
+            assert!(drafter.reserve(slot, len + 2 * marked));
+        }
+        let before = propose_all(&mut *drafter, &[anchor(0, 81, len)], scores);
+        let other = taps(6, marked);
+        for (first, rows) in [(0, &rows[..4]), (4, &rows[4..marked])] {
+            let scratch = (&other[..], rows);
+            append(&mut *drafter, 0, len + first, 4, scratch, Standing::Scratch).unwrap();
+        }
+        let verified = (&other[..], &rows[..marked]);
+        append(&mut *drafter, 1, len, 4, verified, Standing::Verified).unwrap();
+        let ends = [0, 1].map(|slot| anchor(slot, 82, len + marked));
+        let from_end = propose_all(&mut *drafter, &ends, scores);
+        assert_eq!(from_end[0], from_end[1], "{name}");
+
+        let gap = append(&mut *drafter, 0, len, 4, verified, Standing::Verified);
+        assert!(
+            matches!(gap, Err(Error::Drafter(DrafterError::ContextGap { .. }))),
+            "{name}: verified rows do not follow scratch"
+        );
+        drafter.rollback(0);
+        let after = propose_all(&mut *drafter, &[anchor(0, 81, len)], scores);
+        assert_eq!(before, after, "{name}");
+        drafter.release(1);
+        extend(&mut *drafter, 0, len, 4, (&all, &rows[len..]));
+        extend(&mut *drafter, 1, 0, 4, (&all, &rows));
+        let regrown = propose_all(&mut *drafter, &ends, scores);
+        assert_eq!(regrown[0], regrown[1], "{name}");
+    }
+}
+
+#[test]
+fn a_marked_path_is_no_longer_than_a_pass_allows() {
+    let mut drafter = open_demo("dflash", 4);
+    fill(&mut *drafter, 0, 1, 5);
+    assert!(drafter.reserve(0, 100));
+    let rows: Vec<u32> = (0..65).collect();
+    let result = append(
+        &mut *drafter,
+        0,
+        5,
+        1,
+        (&taps(1, 65), &rows),
+        Standing::Scratch,
+    );
+    assert!(matches!(
+        result,
+        Err(Error::Kernel(crate::error::KernelError::PathTooLong {
+            got: 65,
+            ..
+        }))
+    ));
+}
+
+/// Layers with a window keep it and no more; what falls out of it does not matter.
+#[test]
+fn windows_forget_what_they_do_not_see() {
+    let windowed = |window: usize| {
+        let dir = dflash_copy();
+        edit_json(dir.path(), "config.json", |config| {
+            config["layer_types"] = serde_json::json!(["sliding_attention", "sliding_attention"]);
+            config["sliding_window"] = window.into();
+        });
+        dir
+    };
+    let len = 400;
+    let rows: Vec<u32> = (0..len as u32).collect();
+    let draft = |dir: &Path, taps: &[Buffer<f32>]| {
+        // No page of the shared pool: rings are the slots' own.
+        let mut drafter = open_in(Some(dir), sizes(7, NUM_DRAFT_TOKENS)).unwrap();
+        extend(&mut *drafter, 2, 0, 3, (taps, &rows));
+        propose_all(&mut *drafter, &[anchor(2, 5, len)], Marginal)
+    };
+    let original = taps(3, len);
+    let changed_before = |end: usize| {
+        let mut changed = taps(3, len);
+        for tap in &mut changed {
+            tap.host_mut()[..end * HIDDEN].fill(0.7);
+        }
+        changed
+    };
+    for window in [1, 30, 64, 100] {
+        let dir = windowed(window);
+        let reference = draft(dir.path(), &original);
+        // The anchor's row at position `len` sees positions above `len - window`.
+        let first_seen = len + 1 - window;
+        assert_eq!(
+            reference,
+            draft(dir.path(), &changed_before(first_seen)),
+            "{window}"
+        );
+        if window > 1 {
+            assert_ne!(
+                reference,
+                draft(dir.path(), &changed_before(first_seen + 1)),
+                "{window}"
+            );
+        }
+    }
+    // As long as nothing falls out, a window changes nothing.
+    let whole = draft(&demo("dflash"), &original);
+    assert_eq!(whole, draft(windowed(500).path(), &original));
+    assert_ne!(whole, draft(windowed(30).path(), &original));
+}
+
 #[test]
 fn every_tap_every_position_and_the_anchor_matter() {
-    let mut drafter = open_demo("dflash2", 6);
-    let len = 70;
-    fill(&mut *drafter, 0, 3, len);
-    let reference = propose(&mut *drafter, &[anchor(0, 40, len)], 15, MARGINAL).unwrap();
-    let other_anchor = propose(&mut *drafter, &[anchor(0, 41, len)], 15, MARGINAL).unwrap();
-    assert_ne!(reference, other_anchor);
-    for (tap, position) in [(0, 0), (1, 35), (2, len - 1)] {
-        let mut changed = taps(3, len);
-        changed[tap].host_mut()[position * HIDDEN..][..HIDDEN].fill(1.5);
-        let rows: Vec<u32> = (0..len as u32).collect();
-        extend(&mut *drafter, 1, 0, &changed, &rows);
-        let proposals = propose(&mut *drafter, &[anchor(1, 40, len)], 15, MARGINAL).unwrap();
-        assert_ne!(reference, proposals, "tap {tap}, position {position}");
-        drafter.release(1);
+    for name in ["dflash2", "dspark", "eagle3"] {
+        let mut drafter = open_demo(name, 6);
+        let len = 70;
+        fill(&mut *drafter, 0, 3, len);
+        let reference = propose_all(&mut *drafter, &[anchor(0, 40, len)], Conditional);
+        let other_anchor = propose_all(&mut *drafter, &[anchor(0, 41, len)], Conditional);
+        assert_ne!(reference, other_anchor);
+        for (tap, position) in [(0, 0), (1, 35), (2, len - 1)] {
+            let mut changed = taps(3, len);
+            changed[tap].host_mut()[position * HIDDEN..][..HIDDEN].fill(1.5);
+            let rows: Vec<u32> = (0..len as u32).collect();
+            extend(&mut *drafter, 1, 0, 3, (&changed, &rows));
+            let proposals = propose_all(&mut *drafter, &[anchor(1, 40, len)], Conditional);
+            assert_ne!(
+                reference, proposals,
+                "{name}, tap {tap}, position {position}"
+            );
+            drafter.release(1);
+        }
     }
 }
 
@@ -322,17 +561,15 @@ fn input_embeddings_are_scaled() {
                 config["input_embedding_scale"] = scale.into();
             }
         });
-        let Target { config, device, .. } = target();
-        let drafter = DrafterConfig::read(dir.path()).unwrap();
-        let mut drafter = open(dir.path(), drafter, &demo_target(), config, device, 1, 2).unwrap();
+        let mut drafter = open_in(Some(dir.path()), sizes(2, NUM_DRAFT_TOKENS)).unwrap();
         fill(&mut *drafter, 0, 3, 70);
-        let wanted = DraftRequest {
-            num_draft_tokens: 15,
-            scores: MARGINAL,
-        };
+        let mut proposals = [Proposal::default()];
+        let wanted = wanted(NUM_DRAFT_TOKENS, Marginal);
+        let anchors = [anchor(0, 40, 70)];
         drafter
-            .propose(device, weights, &[anchor(0, 40, 70)], wanted)
-            .unwrap()
+            .propose(&target().device, weights, &anchors, wanted, &mut proposals)
+            .unwrap();
+        proposals
     };
     let (once, twice) = (untied_target(1.0), untied_target(2.0));
     let scaled = drafted(Some(2.0), &once);
@@ -343,77 +580,128 @@ fn input_embeddings_are_scaled() {
 
 #[test]
 fn pages_are_given_out_whole_and_come_back() {
-    let mut drafter = open_demo("dflash", 3);
-    assert!(drafter.reserve(0, 65));
-    assert!(drafter.reserve(0, 128), "room is there already");
-    assert!(!drafter.reserve(1, 65), "one page is left");
-    assert!(drafter.reserve(1, 64));
-    drafter.release(0);
-    assert!(drafter.reserve(2, 128));
-    drafter.release(1);
-    drafter.release(2);
-    // A slot used before drafts like a fresh one.
-    fill(&mut *drafter, 2, 1, 100);
-    let first = propose(&mut *drafter, &[anchor(2, 5, 100)], 15, MARGINAL).unwrap();
-    drafter.release(2);
-    fill(&mut *drafter, 1, 2, 64);
-    fill(&mut *drafter, 0, 1, 100);
-    let second = propose(&mut *drafter, &[anchor(0, 5, 100)], 15, MARGINAL).unwrap();
-    assert_eq!(first, second);
+    for name in ["dflash", "eagle3"] {
+        let mut drafter = open_demo(name, 3);
+        assert!(drafter.reserve(0, 65));
+        assert!(drafter.reserve(0, 128), "room is there already");
+        assert!(!drafter.reserve(1, 65), "one page is left");
+        assert!(drafter.reserve(1, 64));
+        drafter.release(0);
+        assert!(drafter.reserve(2, 128));
+        drafter.release(1);
+        drafter.release(2);
+        // A slot used before drafts like a fresh one.
+        fill(&mut *drafter, 2, 1, 100);
+        let first = propose_all(&mut *drafter, &[anchor(2, 5, 100)], Greedy);
+        drafter.release(2);
+        fill(&mut *drafter, 1, 2, 64);
+        fill(&mut *drafter, 0, 1, 100);
+        let second = propose_all(&mut *drafter, &[anchor(0, 5, 100)], Greedy);
+        assert_eq!(first, second);
+    }
 }
 
 #[test]
 fn contexts_with_gaps_are_refused() {
-    let mut drafter = open_demo("dflash", 4);
-    fill(&mut *drafter, 0, 1, 10);
-    let device = &target().device;
-    assert!(drafter.reserve(0, 20));
-    for first in [9, 11] {
-        let error = drafter.extend_context(device, 0, first, &taps(1, 1), &[0]);
+    for name in ["dflash", "eagle3", "ngram"] {
+        let mut drafter = open_demo(name, 4);
+        fill(&mut *drafter, 0, 1, 10);
+        assert!(drafter.reserve(0, 20));
+        let one = taps(1, 1);
+        for first in [9, 11] {
+            let error = append(&mut *drafter, 0, first, 1, (&one, &[0]), Standing::Verified);
+            assert!(matches!(
+                error,
+                Err(Error::Drafter(DrafterError::ContextGap { slot: 0, expected: 10, got })) if got == first
+            ));
+        }
+        let behind = propose(&mut *drafter, &[anchor(0, 1, 11)], wanted(3, Greedy));
         assert!(matches!(
-            error,
-            Err(Error::Drafter(DrafterError::ContextGap { slot: 0, expected: 10, got })) if got == first
+            behind,
+            Err(Error::Drafter(DrafterError::ContextGap {
+                expected: 10,
+                got: 11,
+                ..
+            }))
         ));
+        if name == "ngram" {
+            continue;
+        }
+        let unreserved = append(
+            &mut *drafter,
+            1,
+            0,
+            1,
+            (&taps(1, 2), &[0, 1]),
+            Standing::Verified,
+        );
+        assert!(matches!(unreserved, Err(Error::Kernel(_))), "{name}");
+        let too_few = append(
+            &mut *drafter,
+            0,
+            10,
+            1,
+            (&one[..2], &[0]),
+            Standing::Verified,
+        );
+        assert!(matches!(too_few, Err(Error::Kernel(_))));
     }
-    let behind = propose(&mut *drafter, &[anchor(0, 1, 11)], 3, MARGINAL);
-    assert!(matches!(
-        behind,
-        Err(Error::Drafter(DrafterError::ContextGap {
-            expected: 10,
-            got: 11,
-            ..
-        }))
-    ));
-    let unreserved = drafter.extend_context(device, 1, 0, &taps(1, 1), &[0]);
-    assert!(matches!(unreserved, Err(Error::Kernel(_))));
-    let too_few = drafter.extend_context(device, 0, 10, &taps(1, 1)[..2], &[0]);
-    assert!(matches!(too_few, Err(Error::Kernel(_))));
 }
 
 #[test]
 fn requests_a_drafter_cannot_serve_are_refused() {
-    let mut drafter = open_demo("dflash", 1);
-    for num_draft_tokens in [0, 16] {
-        let error = propose(
-            &mut *drafter,
-            &[anchor(0, 1, 0)],
-            num_draft_tokens,
-            MARGINAL,
-        );
+    for name in ["dflash", "eagle3", "ngram"] {
+        let mut drafter = open_demo(name, 1);
+        for length in [0, 16] {
+            let error = propose(&mut *drafter, &[anchor(0, 1, 0)], wanted(length, Greedy));
+            assert!(matches!(
+                error,
+                Err(Error::Drafter(DrafterError::DraftLength { expected: 15, got })) if got == length
+            ));
+        }
+        let scores = if name == "dflash" {
+            Conditional
+        } else {
+            Marginal
+        };
+        let error = propose(&mut *drafter, &[anchor(0, 1, 0)], wanted(3, scores));
         assert!(matches!(
             error,
-            Err(Error::Drafter(DrafterError::DraftLength { expected: 15, got })) if got == num_draft_tokens
+            Err(Error::Drafter(DrafterError::NoScores { method, .. })) if method == name
         ));
+        assert_eq!(propose(&mut *drafter, &[], wanted(3, Greedy)).unwrap(), []);
     }
-    let error = propose(&mut *drafter, &[anchor(0, 1, 0)], 3, ScoreKind::Conditional);
-    assert!(matches!(
-        error,
-        Err(Error::Drafter(DrafterError::NoConditionalScores {
-            method: "dflash",
-            ..
-        }))
-    ));
-    assert_eq!(propose(&mut *drafter, &[], 3, MARGINAL).unwrap(), []);
+}
+
+/// A threshold between the confidences along a path stops it there; one above them all stops it at once.
+#[test]
+fn drafts_stop_where_confidence_ends() {
+    let mut drafter = open_demo("dspark", 4);
+    fill(&mut *drafter, 0, 1, 70);
+    let mut draft = |min_confidence: f32| {
+        let wanted = DraftRequest {
+            min_confidence,
+            ..wanted(NUM_DRAFT_TOKENS, Greedy)
+        };
+        let proposals = propose(&mut *drafter, &[anchor(0, 12, 70)], wanted).unwrap();
+        let lists = spine(&proposals[0]);
+        lists
+            .iter()
+            .map(|children| children.token_ids[0])
+            .collect::<Vec<_>>()
+    };
+    let whole = draft(0.0);
+    let lens: Vec<usize> = (1..1000)
+        .map(|thousandths| {
+            let tokens = draft(thousandths as f32 / 1000.0);
+            assert_eq!(tokens, whole[..tokens.len()]);
+            tokens.len()
+        })
+        .collect();
+    assert!(lens.is_sorted_by(|a, b| a >= b), "{lens:?}");
+    let mut distinct = lens.clone();
+    distinct.dedup();
+    assert!(distinct.len() > 2 && lens[998] == 0, "{distinct:?}");
 }
 
 #[test]
@@ -422,11 +710,7 @@ fn a_drafter_for_another_target_does_not_open() {
     edit_json(dir.path(), "config.json", |config| {
         config["num_target_layers"] = 64.into();
     });
-    let drafter = DrafterConfig::read(dir.path()).unwrap();
-    let Target { config, device, .. } = target();
-    let error = open(dir.path(), drafter, &demo_target(), config, device, 1, 1)
-        .err()
-        .unwrap();
+    let error = open_in(Some(dir.path()), sizes(1, 15)).err().unwrap();
     assert!(matches!(
         error,
         Error::Drafter(DrafterError::Pairing {

@@ -84,6 +84,10 @@ pub(super) struct MarkovWeights {
 }
 
 /// What happens to a code before it corrects.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one a drafter, and never moved after loading"
+)]
 pub(super) enum MarkovMixing {
     /// Nothing.
     Vanilla,

@@ -25,6 +25,7 @@ fn options(max_num_seqs: usize) -> EngineOptions {
         tree_nodes: None,
         q_passes: 0,
         verify_costs: None,
+        min_confidence: 0.0,
         prompt_lookup: PromptLookup::default(),
     }
 }
@@ -77,17 +78,23 @@ fn generate(engine: &mut Engine) {
 #[test]
 fn every_byte_is_planned_and_none_comes_later() {
     let dflash2 = demo_target().with_file_name("dflash2");
-    let dflash = family("").join("../demo/dflash");
+    let demo = |name: &str| family("").join("../demo").join(name);
     let cases = [
-        (demo_target(), None),
-        (demo_target(), Some(dflash2)),
-        (demo_target(), Some(dflash)),
-        (family("qwen3_5_text"), None),
-        (family("llama_rope_scaling"), None),
+        (demo_target(), None, None),
+        (demo_target(), Some(dflash2.clone()), None),
+        (demo_target(), Some(dflash2), Some("chain")),
+        (demo_target(), Some(demo("dflash")), None),
+        (demo_target(), Some(demo("dspark")), None),
+        (demo_target(), Some(demo("dspark")), Some("ddtree")),
+        (demo_target(), Some(demo("eagle3")), None),
+        (demo_target(), Some(demo("eagle3")), Some("chain")),
+        (family("qwen3_5_text"), None, None),
+        (family("llama_rope_scaling"), None, None),
     ];
-    for (model, drafter) in cases {
+    for (model, drafter, tree) in cases {
         for (max_num_seqs, head) in [(1, "screened"), (3, "dense")] {
             let options = EngineOptions {
+                tree: tree.map(str::to_owned),
                 head: head.into(),
                 ..options(max_num_seqs)
             };

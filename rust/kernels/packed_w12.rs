@@ -164,7 +164,7 @@ impl PackedW12 {
 
     /// Whether all bits are there, or the Q view alone.
     pub fn is_exact(&self) -> bool {
-        self.four.len() > 0
+        !self.four.is_empty()
     }
 
     /// Bytes of the packed weights, all parts.

@@ -91,6 +91,8 @@ pub struct TreePlan {
     pub width: usize,
     /// Passes through the 8-bit view before the exact one, each of which marks a path and is followed by another draft.
     pub q_passes: usize,
+    /// Drafts stop where a confidence head's estimate that the path is accepted so far falls below this; 0 = nowhere.
+    pub min_confidence: f32,
     /// Trees stop growing where more rows stop paying; `None` = they always grow to `tree_nodes`.
     pub verify_costs: Option<VerifyCosts>,
 }
@@ -104,6 +106,7 @@ impl TreePlan {
         scores: DraftScores::Greedy,
         width: 1,
         q_passes: 0,
+        min_confidence: 0.0,
         verify_costs: None,
     };
 

@@ -29,7 +29,7 @@ fn config_of(name: &str) -> ModelConfig {
     ModelConfig::read(&published(name)).unwrap()
 }
 
-fn options(max_num_seqs: usize) -> EngineOptions {
+pub(crate) fn options(max_num_seqs: usize) -> EngineOptions {
     EngineOptions {
         dtype: "auto".into(),
         device: "auto".into(),
@@ -46,6 +46,7 @@ fn options(max_num_seqs: usize) -> EngineOptions {
         tree_nodes: None,
         q_passes: 0,
         verify_costs: None,
+        min_confidence: 0.0,
         prompt_lookup: PromptLookup::default(),
     }
 }
@@ -220,10 +221,18 @@ fn a_drafter_is_planned_from_its_config() {
     let billions = config.num_parameters() as f64 / 1e9;
     assert!((billions - 1.9).abs() < 0.05, "{billions}");
     let bytes = plan.bf16.footprint.drafter;
-    // Five layers of eight heads of 128, keys and values, two bytes each, 64 positions.
-    assert_eq!(bytes.page, 64 * 5 * 2 * 8 * 128 * 2);
-    assert!(bytes.weights > 2 * config.num_parameters() && bytes.slot > 7 * 248_320 * 4);
-    assert_eq!(plan.bf16.footprint.page_bytes(), 64 * (65_536 + 20_480));
+    // All layers see 2048 positions, so that a context takes nothing per token: a slot holds the window and the rows of
+    // one path, of five layers of eight heads of 128, keys and values, two bytes each; and logits of seven drafts.
+    let window = (2048 + 64) * 5 * 2 * 8 * 128 * 2;
+    assert_eq!(bytes.page, 0);
+    assert!(bytes.weights > 2 * config.num_parameters());
+    let slot = window + 7 * 248_320 * 4;
+    assert!(
+        (slot..slot + (1 << 21)).contains(&bytes.slot),
+        "{}",
+        bytes.slot
+    );
+    assert_eq!(plan.bf16.footprint.page_bytes(), 64 * 65_536);
     assert_eq!(plan.limits.tree.tree_nodes, 32);
     let demo = demo_target();
     let other = Setting {
@@ -366,7 +375,7 @@ proptest! {
         });
         let budget = Budget { memory_bytes, utilization };
         let held = |num_pages: usize| footprint.fixed_bytes() + num_pages as u64 * footprint.page_bytes();
-        match EnginePlan::resolve(limits, footprint, Some(budget)) {
+        match EnginePlan::resolve(limits.clone(), footprint, Some(budget)) {
             Ok(plan) => {
                 prop_assert!(held(plan.num_kv_pages) <= budget.bytes());
                 prop_assert!(budget.bytes() <= memory_bytes);

@@ -200,6 +200,7 @@ pub(super) fn extract_options(options: &Bound<'_, PyAny>) -> PyResult<EngineOpti
         tree: options.getattr("tree")?.extract()?,
         tree_nodes: options.getattr("tree_nodes")?.extract()?,
         q_passes: options.getattr("q_passes")?.extract()?,
+        min_confidence: options.getattr("min_confidence")?.extract()?,
         verify_costs: options.getattr("verify_costs")?.extract()?,
         prompt_lookup: PromptLookup {
             min: options.getattr("prompt_lookup_min")?.extract()?,

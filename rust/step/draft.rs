@@ -76,6 +76,7 @@ pub fn propose(pair: &mut ModelPair, plan: &TreePlan, stems: Stems) -> Result<Pr
             num_draft_tokens: plan.num_draft_tokens,
             scores: plan.scores,
             width: plan.width,
+            min_confidence: plan.min_confidence,
         };
         let target = pair.target.weights();
         let proposals = &mut kept[..anchors.len()];

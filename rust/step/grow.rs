@@ -229,3 +229,6 @@ fn below(proposal: &Proposal, offer: Offer) -> Option<ListId> {
         slot: offer.child.slot,
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,353 @@
+//! Drafts after the positions of an independent implementation's rounds: the same chains from exact context rows, and
+//! clearly others when one alignment is wrong.
+//!
+//! The target's taps are computed once over each prompt and its continuation; the drafter then stands, round by round,
+//! where the golden one stood. Each planted error is one that is easily made and says nothing when it is.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::cache::slots::SequenceCaches;
+use crate::device::Buffer;
+use crate::drafter::config::tests::{
+    deepspec_copy, speculators_dspark_copy, speculators_eagle3_copy,
+};
+use crate::drafter::proposal::{Candidate, Proposal};
+use crate::drafter::tests::{Target, demo, open_in, sizes, target};
+use crate::drafter::{ContextRows, DraftAnchor, DraftRequest, Drafter, Standing};
+use crate::kernels::Kernel;
+use crate::kernels::paths::RowPaths;
+use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
+use crate::kernels::w12_matmul::WeightView;
+use crate::model::decoder::Decoder;
+use crate::model::head::HeadPath;
+use crate::model::weights::DecoderWeights;
+use crate::options::WeightFormat;
+use crate::options::speculation::DraftScores;
+use crate::plan::footprint::gdn_shape;
+use crate::plan::layer_caches;
+use crate::weights::Checkpoint;
+use crate::weights::raw_safetensors::{copy, demo_target, edit_json};
+
+const HIDDEN: usize = 256;
+/// Pages of a context: the longest case has 130 positions.
+const NUM_PAGES: usize = 4;
+/// Positions that are left when a context is cut.
+const CUT_TO: usize = 8;
+
+struct Round {
+    anchor: usize,
+    draft: Vec<u32>,
+}
+
+struct Case {
+    token_ids: Vec<u32>,
+    rounds: Vec<Round>,
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    serde_json::from_value(value.clone()).unwrap()
+}
+
+fn cases(method: &str) -> Vec<Case> {
+    let text = std::fs::read(demo("golden.json")).unwrap();
+    let golden: Value = serde_json::from_slice(&text).unwrap();
+    let case = |case: &Value| Case {
+        token_ids: [ids(&case["prompt_ids"]), ids(&case["greedy_ids"])].concat(),
+        rounds: case["rounds"][method]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|round| Round {
+                anchor: round["anchor"].as_u64().unwrap() as usize,
+                draft: ids(&round["draft"]),
+            })
+            .collect(),
+    };
+    golden["cases"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(case)
+        .collect()
+}
+
+/// Outputs of `layers` at every position of `token_ids`, by the target's own forward.
+fn taps(layers: &[usize], token_ids: &[u32]) -> Vec<Buffer<f32>> {
+    let Target { config, device, .. } = target();
+    let checkpoint = Checkpoint::open(&demo_target()).unwrap();
+    let weights = DecoderWeights::load(&checkpoint, config, WeightFormat::Auto, false).unwrap();
+    let mut decoder = Decoder::new(config.clone(), weights, layers, HeadPath::Dense, 64, device);
+    let shape = gdn_shape(config);
+    let mut caches = SequenceCaches::new(device, &layer_caches(config), shape, 1, NUM_PAGES);
+    let slot = caches.admit(token_ids.len()).unwrap();
+    let mut taps = vec![Vec::new(); layers.len()];
+    for (chunk_index, chunk) in token_ids.chunks(32).enumerate() {
+        let first = 32 * chunk_index;
+        let parents: Vec<_> = (0..chunk.len()).map(|i: usize| i.checked_sub(1)).collect();
+        let mut paths = RowPaths::new();
+        paths.push_segment(slot, first, &parents).unwrap();
+        caches
+            .prepare(device, slot, first + chunk.len() - 1)
+            .unwrap();
+        decoder
+            .forward(device, WeightView::Exact, chunk, &paths, &caches, None)
+            .unwrap();
+        for (tap, rows) in taps.iter_mut().zip(decoder.taps()) {
+            tap.extend_from_slice(&rows.host()[..chunk.len() * HIDDEN]);
+        }
+        let rows: Vec<u32> = (0..chunk.len() as u32).collect();
+        decoder
+            .commit(device, &mut caches, slot, first, &rows)
+            .unwrap();
+    }
+    taps.iter().map(|tap| Buffer::from_slice(tap)).collect()
+}
+
+/// What is done wrong on the way from the target to the drafter.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Mistake {
+    None,
+    /// Taps go through the target's final norm.
+    NormedTaps,
+    /// Positions before the last few say nothing.
+    CutContext,
+    /// Each position comes with the token before its own.
+    ShiftedTokens,
+}
+
+fn normed(taps: &[Buffer<f32>]) -> Vec<Buffer<f32>> {
+    let Target {
+        weights,
+        device,
+        config,
+    } = target();
+    let norm = |tap: &Buffer<f32>| {
+        let mut y = tap.clone();
+        let args = RmsNormArgs {
+            x: tap,
+            x_offset: 0,
+            x_stride: HIDDEN,
+            num_vectors: tap.len() / HIDDEN,
+            width: HIDDEN,
+            weight: Some(&weights.final_norm),
+            eps: config.rms_norm_eps,
+            y: &mut y,
+        };
+        RmsNorm::run(device, args).unwrap();
+        y
+    };
+    taps.iter().map(norm).collect()
+}
+
+fn cut(taps: &[Buffer<f32>], end: usize) -> Vec<Buffer<f32>> {
+    let mut cut = taps.to_vec();
+    for tap in &mut cut {
+        tap.host_mut()[..end.saturating_sub(CUT_TO) * HIDDEN].fill(0.0);
+    }
+    cut
+}
+
+/// How a replay compares with the golden one.
+struct Replay {
+    num_rounds: usize,
+    num_equal: usize,
+    /// Tokens per round, the target's own included.
+    tau: f64,
+    golden_tau: f64,
+}
+
+fn replay(dir: &Path, method: &str, mistake: Mistake) -> Replay {
+    let cases = cases(method);
+    let num_drafts = cases[0].rounds[0].draft.len();
+    let mut drafter = open_in(Some(dir), sizes(NUM_PAGES, num_drafts)).unwrap();
+    let (mut num_rounds, mut num_equal, mut num_tokens, mut num_golden) = (0, 0, 0, 0);
+    for Case { token_ids, rounds } in &cases {
+        let exact = taps(drafter.taps(), token_ids);
+        let given = match mistake {
+            Mistake::NormedTaps => normed(&exact),
+            _ => exact,
+        };
+        let accepted = |draft: &[u32], anchor: usize| {
+            let rest = &token_ids[anchor + 1..];
+            draft.iter().zip(rest).take_while(|(a, b)| a == b).count()
+        };
+        let mut end = 0;
+        assert!(drafter.reserve(0, token_ids.len()));
+        for Round { anchor, draft } in rounds {
+            let shift = usize::from(mistake == Mistake::ShiftedTokens);
+            if mistake == Mistake::CutContext {
+                drafter.release(0);
+                assert!(drafter.reserve(0, token_ids.len()));
+                extend(
+                    &mut *drafter,
+                    &cut(&given, *anchor),
+                    token_ids,
+                    0..*anchor,
+                    0,
+                );
+            } else {
+                extend(&mut *drafter, &given, token_ids, end..*anchor, shift);
+            }
+            end = *anchor;
+            let got = chain(&mut *drafter, token_ids[*anchor], *anchor, num_drafts);
+            num_rounds += 1;
+            num_equal += usize::from(got == *draft);
+            num_tokens += 1 + accepted(&got, *anchor);
+            num_golden += 1 + accepted(draft, *anchor);
+        }
+        drafter.release(0);
+    }
+    let mean = |sum: usize| sum as f64 / num_rounds as f64;
+    Replay {
+        num_rounds,
+        num_equal,
+        tau: mean(num_tokens),
+        golden_tau: mean(num_golden),
+    }
+}
+
+fn extend(
+    drafter: &mut dyn Drafter,
+    taps: &[Buffer<f32>],
+    token_ids: &[u32],
+    positions: std::ops::Range<usize>,
+    shift: usize,
+) {
+    let Target {
+        weights, device, ..
+    } = target();
+    let rows: Vec<u32> = positions.clone().map(|position| position as u32).collect();
+    let tokens: Vec<u32> = positions
+        .clone()
+        .map(|position| token_ids[position.saturating_sub(shift)])
+        .collect();
+    let rows = ContextRows {
+        slot: 0,
+        first_position: positions.start,
+        taps,
+        rows: &rows,
+        token_ids: &tokens,
+        standing: Standing::Verified,
+    };
+    drafter.extend(device, weights, rows).unwrap();
+}
+
+/// The greedy chain that follows an anchor.
+fn chain(
+    drafter: &mut dyn Drafter,
+    token_id: u32,
+    position: usize,
+    num_draft_tokens: usize,
+) -> Vec<u32> {
+    let Target {
+        weights, device, ..
+    } = target();
+    let anchor = DraftAnchor {
+        slot: 0,
+        token_id,
+        position,
+    };
+    let wanted = DraftRequest {
+        num_draft_tokens,
+        scores: DraftScores::Greedy,
+        width: 1,
+        min_confidence: 0.0,
+    };
+    let mut proposals = [Proposal::default()];
+    drafter
+        .propose(device, weights, &[anchor], wanted, &mut proposals)
+        .unwrap();
+    let (mut tokens, mut list) = (Vec::new(), proposals[0].first_list());
+    while let Some(id) = list {
+        let children = proposals[0].children(id);
+        let best = |a: usize, b: usize| match children.log_probs[b] > children.log_probs[a] {
+            true => b,
+            false => a,
+        };
+        let slot = (0..children.log_probs.len()).reduce(best).unwrap();
+        tokens.push(children.token_ids[slot]);
+        list = proposals[0].below(Candidate { list: id, slot });
+    }
+    tokens
+}
+
+#[test]
+fn golden_chains_are_reproduced() {
+    for method in ["dflash", "dflash2", "dspark", "eagle3"] {
+        let replay = replay(&demo(method), method, Mistake::None);
+        assert_eq!(replay.num_equal, replay.num_rounds, "{method}");
+    }
+}
+
+#[test]
+fn every_packaging_drafts_the_same() {
+    for (dir, method) in [
+        (deepspec_copy(), "dspark"),
+        (speculators_dspark_copy(16), "dspark"),
+        (speculators_eagle3_copy(), "eagle3"),
+    ] {
+        let replay = replay(dir.path(), method, Mistake::None);
+        assert_eq!(replay.num_equal, replay.num_rounds, "{method}");
+    }
+}
+
+/// A wrong alignment must not pass for the right one: few chains agree, and fewer tokens are accepted.
+#[track_caller]
+fn assert_caught(name: &str, replay: &Replay) {
+    let Replay {
+        num_rounds,
+        num_equal,
+        tau,
+        golden_tau,
+    } = *replay;
+    let share = num_equal as f64 / num_rounds as f64;
+    assert!(
+        share < 0.6,
+        "{name}: {share} of the chains are the golden ones"
+    );
+    assert!(tau < golden_tau, "{name}: tau {tau}, golden {golden_tau}");
+}
+
+#[test]
+fn a_block_read_one_row_off_is_caught() {
+    for (method, from_anchor) in [("dflash", true), ("dflash2", true), ("dspark", false)] {
+        let dir = copy(&demo(method));
+        edit_json(dir.path(), "config.json", |config| {
+            config["dflash_config"]["sample_from_anchor"] = json!(from_anchor);
+        });
+        assert_caught(method, &replay(dir.path(), method, Mistake::None));
+    }
+    let shifted = replay(&demo("eagle3"), "eagle3", Mistake::ShiftedTokens);
+    assert_caught("eagle3", &shifted);
+}
+
+#[test]
+fn taps_one_layer_early_are_caught() {
+    for method in ["dflash", "dflash2", "dspark", "eagle3"] {
+        let dir = copy(&demo(method));
+        edit_json(dir.path(), "config.json", |config| match method {
+            "eagle3" => config["eagle_aux_hidden_state_layer_ids"] = json!([1, 4, 6]),
+            _ => config["dflash_config"]["target_layer_ids"] = json!([0, 3, 5]),
+        });
+        let replay = replay(dir.path(), method, Mistake::None);
+        assert_caught(method, &replay);
+    }
+}
+
+#[test]
+fn normed_taps_are_caught() {
+    for method in ["dflash", "dflash2", "dspark", "eagle3"] {
+        let replay = replay(&demo(method), method, Mistake::NormedTaps);
+        assert_caught(method, &replay);
+    }
+}
+
+#[test]
+fn a_cut_context_is_caught() {
+    for method in ["dflash", "dflash2", "dspark", "eagle3"] {
+        let replay = replay(&demo(method), method, Mistake::CutContext);
+        assert_caught(method, &replay);
+    }
+}
