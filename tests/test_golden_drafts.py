@@ -13,7 +13,13 @@ from specpilot_rs import LLM, SamplingParams
 
 DEMO = Path(__file__).parent / "fixtures" / "demo"
 BUNDLED = Path(__file__).parents[1] / "python" / "specpilot_rs" / "demo"
-DRAFTERS = {"dflash": DEMO / "dflash", "dflash2": BUNDLED / "dflash2"}
+DRAFTERS = {
+    "dflash": DEMO / "dflash",
+    "dflash2": BUNDLED / "dflash2",
+    "dspark": DEMO / "dspark",
+    "eagle3": DEMO / "eagle3",
+}
+GOLDEN_EAGLE_STEPS = 5
 MIN_TOP2_GAP = 1e-3
 GOLDEN = json.loads((DEMO / "golden.json").read_text(encoding="utf-8"))
 
@@ -22,7 +28,9 @@ GOLDEN = json.loads((DEMO / "golden.json").read_text(encoding="utf-8"))
 def drafted(request):
     """Method, and per golden case the output of one generation."""
     method = request.param
-    config = {"model": str(DRAFTERS[method]), "tree": "chain", "tree_nodes": 16}
+    config = {"model": str(DRAFTERS[method]), "tree": "chain"}
+    if method == "eagle3":
+        config["num_speculative_tokens"] = GOLDEN_EAGLE_STEPS
     llm = LLM(str(BUNDLED / "target"), speculative_config=config)
     params = SamplingParams(max_tokens=96, ignore_eos=True)
     results = []
@@ -79,12 +87,9 @@ REPLAYED_TREES = [
 ]
 
 
-@pytest.mark.parametrize(("method", "tree", "num_nodes", "expected", "tolerance"), REPLAYED_TREES)
-def test_trees_accept_what_an_independent_replay_accepts(
-    method, tree, num_nodes, expected, tolerance, report
-):
-    config = {"model": str(DRAFTERS[method]), "tree": tree, "tree_nodes": num_nodes + 1}
-    llm = LLM(str(BUNDLED / "target"), speculative_config=config)
+def accepted_per_pass(config, num_nodes):
+    """Tokens per pass of trees of `num_nodes` drafted nodes, counted as the replay counts."""
+    llm = LLM(str(BUNDLED / "target"), speculative_config={**config, "tree_nodes": num_nodes + 1})
     prompts = [{"prompt_token_ids": case["prompt_ids"]} for case in GOLDEN["cases"]]
     params = SamplingParams(max_tokens=96, ignore_eos=True)
     outputs = llm.generate(prompts, params, use_tqdm=False, record_rounds=True)
@@ -94,6 +99,102 @@ def test_trees_accept_what_an_independent_replay_accepts(
         for drafting in output.rounds
         if drafting.anchor_position < len(output.prompt_token_ids) + 96 - 20
     ]
-    tau = 1 + sum(num_accepted) / len(num_accepted)
+    return 1 + sum(num_accepted) / len(num_accepted)
+
+
+@pytest.mark.parametrize(("method", "tree", "num_nodes", "expected", "tolerance"), REPLAYED_TREES)
+def test_trees_accept_what_an_independent_replay_accepts(
+    method, tree, num_nodes, expected, tolerance, report
+):
+    tau = accepted_per_pass({"model": str(DRAFTERS[method]), "tree": tree}, num_nodes)
     report(f"{method} {tree} of {num_nodes} nodes: tau {tau:.3f} (replayed {expected})")
     assert tau == pytest.approx(expected, abs=tolerance)
+
+
+# The replay scored all children of the 16 likeliest parents; ours expands fewer, and accepts no less.
+@pytest.mark.parametrize(("num_nodes", "expected"), [(16, 4.31), (32, 4.68), (63, 5.31)])
+def test_a_narrow_markov_beam_accepts_no_less_than_the_replay(num_nodes, expected, report):
+    tau = accepted_per_pass({"model": str(DRAFTERS["dspark"]), "tree": "conditional"}, num_nodes)
+    report(f"dspark conditional of {num_nodes} nodes: tau {tau:.3f} (replayed {expected})")
+    assert tau > 0.97 * expected
+
+
+@pytest.mark.parametrize("method", ["dflash2", "dspark", "eagle3"])
+def test_trees_beat_the_chain_and_conditional_ones_the_marginal(method, report):
+    config = {"model": str(DRAFTERS[method])}
+    trees = ["chain", "conditional", "spine", "eagle"] + ["ddtree"] * (method != "eagle3")
+    tau = {tree: accepted_per_pass({**config, "tree": tree}, 32) for tree in trees}
+    report(f"{method}, 32 nodes: " + ", ".join(f"{tree} {value:.3f}" for tree, value in tau.items()))
+    assert min(tau["conditional"], tau["spine"], tau["eagle"]) > tau["chain"]
+    if "ddtree" in tau:
+        assert tau["conditional"] > tau["ddtree"]
+
+
+def test_a_draft_may_be_longer_or_shorter_than_the_block(report):
+    """More masks than in training draft further; the block's own length is not the best for every tree."""
+    taus = {}
+    for length in (8, 15, 24):
+        config = {"model": str(DRAFTERS["dflash2"]), "num_speculative_tokens": length}
+        taus[length] = accepted_per_pass({**config, "tree": "conditional"}, 32)
+    report("dflash2, 32 nodes by draft length: " + ", ".join(f"{n}: {tau:.3f}" for n, tau in taus.items()))
+    assert min(taus.values()) > 4
+
+
+def test_costs_shorten_trees_without_changing_tokens(report):
+    """A row that costs as much as a pass leaves plain decoding; free rows leave the whole tree."""
+    config = {"model": str(DRAFTERS["dflash2"]), "tree": "conditional", "tree_nodes": 32}
+    prompts = [{"prompt_token_ids": case["prompt_ids"]} for case in GOLDEN["cases"]]
+    params = SamplingParams(max_tokens=48, ignore_eos=True)
+    rows = {}
+    tokens = set()
+    for name, costs in {
+        "free": [1.0] * 32,
+        "slow": [1.0 + 0.05 * i for i in range(32)],
+        "dear": [1.0 + i for i in range(32)],
+    }.items():
+        llm = LLM(str(BUNDLED / "target"), speculative_config={**config, "verify_costs": costs})
+        outputs = llm.generate(prompts, params, use_tqdm=False, record_rounds=True)
+        rounds = [drafting for output in outputs for drafting in output.rounds]
+        rows[name] = 1 + sum(len(drafting.draft_token_ids) for drafting in rounds) / len(rounds)
+        tokens.add(tuple(tuple(output.outputs[0].token_ids) for output in outputs))
+    report("rows by cost: " + ", ".join(f"{name} {value:.1f}" for name, value in rows.items()))
+    assert len(tokens) == 1
+    assert rows["dear"] < rows["slow"] < rows["free"]
+    assert rows["dear"] < 3
+    assert rows["free"] > 28
+
+
+def test_confidence_ends_drafts_early(report):
+    config = {"model": str(DRAFTERS["dspark"]), "tree": "chain"}
+    prompts = [{"prompt_token_ids": case["prompt_ids"]} for case in GOLDEN["cases"]]
+    params = SamplingParams(max_tokens=48, ignore_eos=True)
+    drafted, accepted, tokens = [], [], set()
+    for min_confidence in (0.0, 0.2, 0.6):
+        llm = LLM(str(BUNDLED / "target"), speculative_config={**config, "min_confidence": min_confidence})
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        drafted.append(sum(output.metrics.num_draft_tokens for output in outputs))
+        accepted.append(sum(output.metrics.num_accepted_tokens for output in outputs))
+        tokens.add(tuple(tuple(output.outputs[0].token_ids) for output in outputs))
+    rates = [a / d for a, d in zip(accepted, drafted, strict=True)]
+    report("dspark chain, accepted of drafted by least confidence: " + ", ".join(f"{r:.2f}" for r in rates))
+    assert len(tokens) == 1
+    assert drafted == sorted(drafted, reverse=True)
+    assert rates == sorted(rates)
+    assert rates[2] > 2 * rates[0]
+
+
+# The replay's Q path followed its own 8-bit view, and its trees all 16 candidates.
+@pytest.mark.parametrize(("method", "expected"), [("dflash2", 9.66), ("dspark", 8.64)])
+def test_a_q_pass_accepts_what_the_replay_accepts(method, expected, report):
+    """Two-stage verification with 32 drafted nodes in each tree."""
+    taus = {}
+    for q_passes in (1, 2):
+        config = {"model": str(DRAFTERS[method]), "tree": "conditional", "q_passes": q_passes}
+        taus[q_passes] = accepted_per_pass(config, 32)
+    report(
+        f"{method}, Q passes: "
+        + ", ".join(f"{n}: tau {tau:.3f}" for n, tau in taus.items())
+        + f" (replayed {expected} with one)"
+    )
+    assert taus[1] > 0.95 * expected
+    assert taus[2] > taus[1]

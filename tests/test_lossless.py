@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import specpilot_rs
-from specpilot_rs import LLM, SamplingParams, _core
+from specpilot_rs import LLM, DrafterError, SamplingParams, _core
 from specpilot_rs.options import EngineOptions
 
 from .conftest import FIXTURES
@@ -17,6 +17,10 @@ from .conftest import FIXTURES
 NUM_TOKENS = 64
 DFLASH = {"model": str(FIXTURES / "demo" / "dflash")}
 DFLASH2 = {"method": "dflash2"}
+DSPARK = {"model": str(FIXTURES / "demo" / "dspark")}
+EAGLE3 = {"model": str(FIXTURES / "demo" / "eagle3")}
+NGRAM = {"method": "ngram"}
+DRAFTERS = {"dflash": DFLASH, "dflash2": DFLASH2, "dspark": DSPARK, "eagle3": EAGLE3, "ngram": NGRAM}
 PARAMS = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
 
 
@@ -79,12 +83,36 @@ def test_speculation_changes_no_bit(drafter, tree, tree_nodes, prompts, plain, r
     report(f"tau {plan['method']:8} {tree:12} {used}: {tau:.3f}")
 
 
-@pytest.mark.parametrize("drafter", [DFLASH, DFLASH2], ids=["dflash", "dflash2"])
-def test_other_pairings_of_drafter_and_tree(drafter, prompts, plain):
-    for tree in ("chain", "ddtree"):
-        llm = demo({**drafter, "tree": tree, "tree_nodes": 12}, max_num_seqs=3)
-        outputs = llm.generate(prompts[::4], PARAMS, use_tqdm=False, record_logits=True)
-        assert_identical(outputs, plain[::4])
+TREES = {
+    "dflash": ["chain", "ddtree", "spine", "eagle"],
+    "dflash2": ["chain", "ddtree", "conditional", "spine", "eagle"],
+    "dspark": ["chain", "ddtree", "conditional", "spine", "eagle"],
+    "eagle3": ["chain", "conditional", "spine", "eagle"],
+    "ngram": ["chain", "conditional", "spine", "eagle"],
+}
+PAIRINGS = [(name, tree) for name, trees in TREES.items() for tree in trees]
+
+
+@pytest.mark.parametrize(("name", "tree"), PAIRINGS)
+def test_every_pairing_of_drafter_and_tree(name, tree, prompts, plain):
+    """A part of the prompts each, of another kind and size from pairing to pairing."""
+    number = PAIRINGS.index((name, tree))
+    config = {**DRAFTERS[name], "tree": tree, "tree_nodes": (5, 12, 33, 64)[number % 4]}
+    if number % 3 == 1:
+        config["num_speculative_tokens"] = 21
+    llm = demo(config, max_num_seqs=1 + number % 5)
+    chosen = slice(number % 6, None, 6)
+    outputs = llm.generate(prompts[chosen], PARAMS, use_tqdm=False, record_logits=True)
+    assert_identical(outputs, plain[chosen])
+    assert mean_acceptance_length(outputs) > 1.05
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_trees_that_a_drafter_has_no_scores_for_are_refused(name):
+    missing = {"chain", "ddtree", "conditional", "spine", "eagle"} - set(TREES[name])
+    for other in missing:
+        with pytest.raises(DrafterError, match=f'tree "{other}" needs .* scores, which a {name} drafter'):
+            demo({**DRAFTERS[name], "tree": other})
 
 
 def test_tree_beats_chain(prompts, report):
@@ -96,12 +124,14 @@ def test_tree_beats_chain(prompts, report):
     assert tau["conditional"] > tau["chain"]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_batch_mates_and_arrival_order_change_nothing(seed, prompts, plain):
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_batch_mates_and_arrival_order_change_nothing(name, seed, prompts, plain):
     """Nine requests of different lengths, arriving at random steps, one of them aborted on the way."""
     order = random.Random(seed)
     chosen = order.sample(range(len(prompts)), 9)
-    llm = demo({**DFLASH2, "tree_nodes": order.choice([5, 16, 32])}, max_num_seqs=5)
+    config = {**DRAFTERS[name], "tree_nodes": order.choice([5, 16, 32]), "tree": TREES[name][seed]}
+    llm = demo(config, max_num_seqs=5)
     engine = llm._engine
     waiting = [(i, order.choice([9, 33, NUM_TOKENS])) for i in chosen]
     doomed = chosen[order.randrange(9)]

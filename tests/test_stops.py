@@ -15,6 +15,7 @@ from .conftest import FIXTURES
 CONFIGS = {
     "dflash2-chain": {"method": "dflash2", "tree": "chain"},
     "dflash2-conditional-32": {"method": "dflash2", "tree": "conditional", "tree_nodes": 32},
+    "dflash2-two-stage": {"method": "dflash2", "tree_nodes": 16, "q_passes": 1},
     "dflash-ddtree-64": {"model": str(FIXTURES / "demo" / "dflash"), "tree": "ddtree", "tree_nodes": 64},
 }
 

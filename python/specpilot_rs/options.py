@@ -268,7 +268,8 @@ class SpeculativeConfig:
         None, f"Drafter method: {', '.join(METHODS)}; found from the checkpoint if omitted."
     )
     num_speculative_tokens: int | None = _option(
-        None, "Drafted positions, more or fewer than the drafter was trained for; its usual number if omitted."
+        None,
+        "Drafted positions, more or fewer than the drafter was trained for; its usual number if omitted.",
     )
     revision: str | None = _option(None, "Revision of the drafter on the hub.")
     tree: str | None = _option(None, f"Tree policy: {', '.join(TREES)}.")
@@ -282,7 +283,8 @@ class SpeculativeConfig:
     prompt_lookup_min: int | None = _option(None, "Shortest suffix that ngram looks up; 2 if omitted.")
     prompt_lookup_max: int | None = _option(None, "Longest suffix that ngram looks up; 5 if omitted.")
     q_passes: int = _option(
-        0, "Passes through the 8-bit view before the exact one: each marks a path, and a draft follows its end."
+        0,
+        "Passes through the 8-bit view before the exact one: each marks a path, and a draft follows its end.",
     )
     tuning: str = _option(
         "auto", "auto (use a tuned profile where one is known; this release knows none) or off."

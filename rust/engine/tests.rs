@@ -135,6 +135,23 @@ fn a_w12_engine_holds_what_its_plan_says() {
 }
 
 #[test]
+fn views_for_q_passes_are_planned() {
+    let drafter = demo_target().with_file_name("dflash2");
+    for (weight_format, has_views) in [("bf16", true), ("w12", false)] {
+        let options = EngineOptions {
+            weight_format: weight_format.into(),
+            q_passes: 1,
+            ..options(2)
+        };
+        let mut engine = Engine::open(&demo_target(), Some(&drafter), &options).unwrap();
+        assert_eq!(engine.plan().footprint.weights.q_views > 0, has_views);
+        assert_as_planned(&engine);
+        generate(&mut engine);
+        assert_as_planned(&engine);
+    }
+}
+
+#[test]
 fn the_drafters_context_serves_what_the_pool_admits() {
     let drafter = demo_target().with_file_name("dflash2");
     let mut engine = Engine::open(&demo_target(), Some(&drafter), &options(2)).unwrap();

@@ -65,6 +65,7 @@ impl Engine {
                 device: engine.device().name(),
                 num_parameters: weights.num_parameters(),
                 weight_bytes: weights.num_bytes(),
+                q_view_bytes: weights.q_view_bytes(),
                 num_w12_matrices: weights.num_w12_matrices(),
                 verification: engine.verification(),
                 copy_bytes: engine.target().num_copy_bytes(),
@@ -239,6 +240,7 @@ struct Description {
     device: &'static str,
     num_parameters: usize,
     weight_bytes: usize,
+    q_view_bytes: usize,
     num_w12_matrices: usize,
     verification: Verification,
     copy_bytes: usize,
@@ -258,6 +260,7 @@ impl Description {
         dict.set_item("hidden_size", self.hidden_size)?;
         dict.set_item("num_parameters", self.num_parameters)?;
         dict.set_item("weight_bytes", self.weight_bytes)?;
+        dict.set_item("q_view_bytes", self.q_view_bytes)?;
         let is_w12 = self.num_w12_matrices > 0;
         dict.set_item("weight_format", if is_w12 { "w12" } else { "bf16" })?;
         dict.set_item("num_w12_matrices", self.num_w12_matrices)?;

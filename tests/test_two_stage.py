@@ -1,0 +1,146 @@
+"""Two-stage verification: what a Q pass marks never changes a bit, whoever drafts and however weights are held."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from specpilot_rs import LLM, SamplingParams
+from specpilot_rs.errors import OptionError
+
+from .conftest import FIXTURES
+
+NUM_TOKENS = 32
+PARAMS = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+DRAFTERS = {
+    "dflash": {"model": str(FIXTURES / "demo" / "dflash")},
+    "dflash2": {"method": "dflash2"},
+    "dspark": {"model": str(FIXTURES / "demo" / "dspark")},
+    "eagle3": {"model": str(FIXTURES / "demo" / "eagle3")},
+    "ngram": {"method": "ngram"},
+}
+
+
+def demo(speculative_config: dict[str, Any] | None, **options: Any) -> LLM:
+    return LLM.demo(speculative_config=speculative_config, max_model_len=2048, **options)
+
+
+@pytest.fixture(scope="module")
+def prompts(benchmark_prompts: Any) -> list[str]:
+    return benchmark_prompts(2)[:8]
+
+
+@pytest.fixture(scope="module")
+def plain(prompts: list[str]) -> list[Any]:
+    llm = demo(None, max_num_seqs=1, weight_format="bf16")
+    return llm.generate(prompts, PARAMS, use_tqdm=False, record_logits=True)
+
+
+def assert_identical(outputs: list[Any], plain: list[Any]) -> None:
+    for output, want in zip(outputs, plain, strict=True):
+        assert output.outputs[0].token_ids == want.outputs[0].token_ids
+        for name in ("logits", "residual_l2", "gdn_state"):
+            got, expected = getattr(output.record, name), getattr(want.record, name)
+            np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32), err_msg=name)
+
+
+def passes(outputs: list[Any]) -> int:
+    return sum(output.metrics.num_target_passes for output in outputs)
+
+
+# Every drafter with either format and one or two Q passes; trees go round.
+GRID = [
+    (drafter, weight_format, q_passes, tree)
+    for (drafter, weight_format, q_passes), tree in zip(
+        itertools.product(DRAFTERS, ("bf16", "w12"), (1, 2)),
+        itertools.cycle(("conditional", "chain", "spine", "eagle", "ddtree")),
+        strict=False,
+    )
+]
+
+
+@pytest.mark.parametrize(("drafter", "weight_format", "q_passes", "tree"), GRID)
+def test_no_bit_changes(
+    drafter: str,
+    weight_format: str,
+    q_passes: int,
+    tree: str,
+    prompts: list[str],
+    plain: list[Any],
+    report: Any,
+) -> None:
+    # Marginal scores are DFlash's; it has no others, which the rest do.
+    if (drafter == "dflash") != (tree == "ddtree") and tree != "chain":
+        tree = "ddtree" if drafter == "dflash" else "conditional"
+    config = {**DRAFTERS[drafter], "tree": tree, "tree_nodes": 16, "q_passes": q_passes}
+    llm = demo(config, weight_format=weight_format, max_num_seqs=3)
+    outputs = llm.generate(prompts, PARAMS, use_tqdm=False, record_logits=True)
+    assert_identical(outputs, plain)
+    metrics = [output.metrics for output in outputs]
+    # A Q pass looks at every tree that has branches, so at most at each before an exact pass.
+    assert 0 < sum(m.num_q_passes for m in metrics) <= q_passes * passes(outputs)
+    tau = sum(m.num_output_tokens - 1 for m in metrics) / passes(outputs)
+    report(f"{drafter} {tree}, {weight_format}, {q_passes} Q passes, 16 nodes: tau {tau:.3f}")
+    assert tau > 1
+
+
+def test_marking_pays(prompts: list[str]) -> None:
+    num_passes = [
+        passes(demo({"method": "dflash2", "q_passes": n}).generate(prompts, PARAMS, use_tqdm=False))
+        for n in (0, 1, 2)
+    ]
+    assert num_passes[0] > 1.5 * num_passes[1]
+    assert num_passes[1] > num_passes[2]
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 5, 17])
+def test_a_request_may_end_anywhere_in_a_marked_path(
+    max_tokens: int, prompts: list[str], plain: list[Any]
+) -> None:
+    llm = demo({"method": "dflash2", "q_passes": 2, "tree_nodes": 32})
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    for output, want in zip(llm.generate(prompts, params, use_tqdm=False), plain, strict=True):
+        assert output.outputs[0].token_ids == want.outputs[0].token_ids[:max_tokens]
+        assert output.outputs[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_batch_mates_and_short_row_budgets_change_nothing(
+    seed: int, prompts: list[str], plain: list[Any]
+) -> None:
+    """Sixteen requests of up to 64 rows each share 256, so some get a stem and nothing more."""
+    order = random.Random(seed)
+    chosen = [order.randrange(len(prompts)) for _ in range(16)]
+    lengths = [order.choice([3, 9, NUM_TOKENS]) for _ in chosen]
+    llm = demo({"method": "dflash2", "q_passes": 1, "tree_nodes": 32}, max_num_seqs=16)
+    params = [SamplingParams(max_tokens=length, ignore_eos=True) for length in lengths]
+    outputs = llm.generate([prompts[i] for i in chosen], params, use_tqdm=False)
+    for output, i, length in zip(outputs, chosen, lengths, strict=True):
+        assert output.outputs[0].token_ids == plain[i].outputs[0].token_ids[:length]
+
+
+def test_masks_hold_in_q_passes(prompts: list[str], plain: list[Any]) -> None:
+    """Stop tokens that min_tokens holds back are not marked, so trees keep being of use."""
+    stop = plain[0].outputs[0].token_ids[6]
+    params = SamplingParams(max_tokens=NUM_TOKENS, min_tokens=20, stop_token_ids=[stop], ignore_eos=True)
+    want = demo(None).generate(prompts[0], params, use_tqdm=False)[0]
+    got = demo({"method": "dflash2", "q_passes": 1}).generate(prompts[0], params, use_tqdm=False)[0]
+    assert got.outputs[0] == want.outputs[0]
+    assert want.outputs[0].token_ids[:7] != plain[0].outputs[0].token_ids[:7]
+
+
+@pytest.mark.parametrize("q_passes", [-1, 9, 1.5, "1", True, None])
+def test_bad_numbers_of_q_passes_are_refused(q_passes: Any) -> None:
+    with pytest.raises(OptionError, match="q_passes"):
+        demo({"method": "dflash2", "q_passes": q_passes})
+
+
+def test_the_plan_counts_the_views_that_bf16_needs() -> None:
+    for weight_format, has_views in (("bf16", True), ("w12", False)):
+        llm = demo({"method": "dflash2", "q_passes": 1}, weight_format=weight_format)
+        assert llm.describe()["q_passes"] == 1
+        assert (llm.describe()["q_view_bytes"] > 0) == has_views
+    assert demo({"method": "dflash2"}).describe()["q_view_bytes"] == 0
