@@ -63,10 +63,12 @@ impl Engine {
         let limits = Limits::resolve(options, &config, draft_config.as_ref(), Backend::Host)?;
         let format = WeightFormat::named(&options.weight_format)?;
         let checkpoint = Checkpoint::open(model)?;
+        let drafter_files = drafter_dir.map(Checkpoint::open).transpose()?;
         let mut footprint = Footprint::of(&Holdings {
             config: &config,
             headers: Some(&checkpoint),
             drafter: draft_config.as_ref(),
+            drafter_headers: drafter_files.as_ref(),
             limits: &limits,
             format,
             backend: Backend::Host,

@@ -115,7 +115,18 @@ def test_speculation(
     assert all(rounds == first for rounds in others)
 
 
-def test_the_drafter_is_held_as_its_files_are(drafter_dir: Path, demo_dir: Path) -> None:
+def test_the_drafter_is_held_as_its_files_are(drafter_dir: Path) -> None:
+    held = {
+        directory: LLM(TARGET_DIR, speculative_config={"model": str(directory)}).describe()[
+            "drafter_weight_bytes"
+        ]
+        for directory in (drafter_dir, DFLASH2_DIR)
+    }
+    # Its codebooks stay BF16.
+    assert 0.75 < held[drafter_dir] / held[DFLASH2_DIR] < 0.9
+
+
+def test_target_and_drafter_cannot_change_places(drafter_dir: Path, demo_dir: Path) -> None:
     with pytest.raises(DrafterError):
         LLM(TARGET_DIR, speculative_config={"model": str(demo_dir)})
     for directory in (drafter_dir, DFLASH2_DIR):

@@ -72,7 +72,7 @@ class LLM:
             skip_tokenizer_init: Work with token ids only; texts come back empty.
             dtype: Type of activations.
             device: "auto" or "cpu".
-            weight_format: How weights are held.
+            weight_format: How the target's linear layers are held; a drafter's stay as its files are.
             head: How greedy tokens are found: "dense", "screened" or "auto"; the tokens are the same.
             max_model_len: Most tokens of prompt and output together.
             max_num_seqs: Most requests decoded at once.

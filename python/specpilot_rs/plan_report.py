@@ -141,4 +141,4 @@ def _notes(plan: dict[str, Any]) -> Iterator[str]:
         )
     else:
         yield f"W12 sizes are read from the checkpoint: {bits}."
-    yield "Not counted: the driver's own memory, a kernel's scratch, and one matrix at a time while loading."
+    yield "Not counted: the driver's own memory, a kernel's scratch, and a matrix a thread while loading."

@@ -165,9 +165,18 @@ impl DrafterConfig {
     }
 
     /// Names of the matrices that layers multiply by: what a compressed checkpoint compresses. Embeddings, heads and
-    /// codebooks, which are read row by row, stay as they are.
+    /// codebooks stay as they are, and so does what is not read as one matrix.
     pub fn linear_layers(&self) -> BTreeSet<String> {
-        let stays = ["embed_tokens.weight", "lm_head.weight", "markov_w1.weight"];
+        let stays = [
+            "embed_tokens.weight",
+            "lm_head.weight",
+            "markov_w1.weight",
+            // Read in groups of columns.
+            "markov_head.gate_proj.weight",
+            "markov_head.joint_proj.weight",
+            // Read as a vector.
+            "confidence_head.proj.weight",
+        ];
         let matrices = self.tensors().into_iter().filter(|(name, shape)| {
             shape.len() == 2
                 && name.ends_with(".weight")

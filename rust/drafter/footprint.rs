@@ -1,4 +1,4 @@
-//! What a drafter takes of the memory, from its config alone.
+//! What a drafter takes of the memory, from its config and the lengths in its headers.
 //!
 //! Sizes are asked of the types that allocate, so that a plan made before loading and the loaded drafter agree to the
 //! byte; the engine's tests hold one against the other.
@@ -43,14 +43,24 @@ pub struct DrafterBytes {
 }
 
 impl DrafterConfig {
-    /// Bytes for `sizes`, with activations of `activation_bytes` each. Logits and scores are fp32 on every device.
-    pub fn bytes(&self, sizes: &DrafterSizes, activation_bytes: usize) -> DrafterBytes {
+    /// Bytes for `sizes`, with activations of `activation_bytes` each and linear layers of what `matrix_bytes` says of
+    /// their name, rows and columns. Logits and scores are fp32 on every device.
+    pub fn bytes(
+        &self,
+        sizes: &DrafterSizes,
+        activation_bytes: usize,
+        matrix_bytes: impl Fn(&str, usize, usize) -> usize,
+    ) -> DrafterBytes {
+        let linear_layers = self.linear_layers();
         let weights = self
             .tensors()
             .iter()
             .map(|(name, shape)| match shape[..] {
                 // Read as a vector: one dot product per row of the draft.
                 [1, columns] => columns * size_of::<f32>(),
+                [rows, columns] if linear_layers.contains(name) => {
+                    matrix_bytes(name, rows, columns)
+                }
                 [rows, columns] => PackedBf16::num_bytes_of(rows, columns),
                 [len] if name == OFFSETS => len * size_of::<u32>(),
                 // Norms and base kernels are widened when they are read.

@@ -135,6 +135,27 @@ fn a_w12_engine_holds_what_its_plan_says() {
 }
 
 #[test]
+fn a_w12_drafter_is_planned_as_it_is_stored() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["dflash2", "dspark", "eagle3"] {
+        let source = match name {
+            "dflash2" => demo_target().with_file_name(name),
+            _ => family("").join("../demo").join(name),
+        };
+        let converted = dir.path().join(name);
+        convert_model(&source, &converted, &mut |_| ControlFlow::Continue(())).unwrap();
+        let options = options(2);
+        let bf16 = Engine::open(&demo_target(), Some(&source), &options).unwrap();
+        let mut w12 = Engine::open(&demo_target(), Some(&converted), &options).unwrap();
+        assert_as_planned(&w12);
+        generate(&mut w12);
+        assert_as_planned(&w12);
+        let bytes = |engine: &Engine| engine.plan().footprint.drafter.weights;
+        assert!(bytes(&w12) * 10 < bytes(&bf16) * 9, "{name}");
+    }
+}
+
+#[test]
 fn views_for_q_passes_are_planned() {
     let drafter = demo_target().with_file_name("dflash2");
     for (weight_format, has_views) in [("bf16", true), ("w12", false)] {

@@ -77,9 +77,14 @@ impl DeploymentPlan {
             };
             pairing::check(files, drafter, &config)?;
         }
-        let headers = match Checkpoint::is_in(setting.model) {
-            true => Some(Checkpoint::open(setting.model)?),
-            false => None,
+        let headers_in = |dir: &Path| match Checkpoint::is_in(dir) {
+            true => Checkpoint::open(dir).map(Some),
+            false => Ok(None),
+        };
+        let headers = headers_in(setting.model)?;
+        let drafter_headers = match setting.drafter {
+            Some(dir) => headers_in(dir)?,
+            None => None,
         };
         let limits = Limits::resolve(options, &config, drafter.as_ref(), setting.backend)?;
         let memory_bytes = match (setting.memory_bytes, setting.backend) {
@@ -98,6 +103,7 @@ impl DeploymentPlan {
                 config: &config,
                 headers: headers.as_ref(),
                 drafter: drafter.as_ref(),
+                drafter_headers: drafter_headers.as_ref(),
                 limits: &limits,
                 format,
                 backend: setting.backend,

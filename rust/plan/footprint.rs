@@ -3,10 +3,10 @@
 //! Nothing here knows how a buffer is laid out. Each size is asked of the type that allocates it, so an engine and its
 //! plan agree to the byte (`engine/tests.rs` holds them against each other). Not counted is what is small or passing:
 //! rotary tables, page lists, token ids, a kernel's scratch, records that a caller asks for, and one matrix at a time
-//! while weights are read.
+//! on each thread while weights are read.
 
 use super::Limits;
-use super::weight_bytes::WeightBytes;
+use super::weight_bytes::{WeightBytes, stored_bytes};
 use crate::cache::gdn_state::{GdnCache, GdnSlotBytes};
 use crate::cache::pages::{KvCache, KvShape};
 use crate::drafter::config::DrafterConfig;
@@ -85,6 +85,8 @@ pub struct Holdings<'a> {
     pub headers: Option<&'a Checkpoint>,
     /// The drafter.
     pub drafter: Option<&'a DrafterConfig>,
+    /// Headers of its checkpoint, where there is one.
+    pub drafter_headers: Option<&'a Checkpoint>,
     /// Limits that size slots and passes.
     pub limits: &'a Limits,
     /// How linear layers are held.
@@ -145,7 +147,11 @@ impl Footprint {
             num_slots,
             pass: Decoder::pass_bytes_of(config, num_taps, limits.max_step_rows, activation_bytes),
             drafter: drafter.map_or_else(DrafterBytes::default, |drafter| {
-                drafter.bytes(&limits.drafter_sizes(config, 0), activation_bytes)
+                let sizes = limits.drafter_sizes(config, 0);
+                drafter.bytes(&sizes, activation_bytes, |name, rows, columns| {
+                    let headers = holdings.drafter_headers;
+                    stored_bytes(headers, name, [rows, columns], holdings.backend)
+                })
             }),
             kv_page: KvCache::page_bytes_of(&kv_shapes, activation_bytes) as u64,
         }

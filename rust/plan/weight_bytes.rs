@@ -94,10 +94,8 @@ impl WeightBytes {
                             stored_escapes(&config.weight_names.name(role, layer))
                         }
                     };
-                    let w12 = num_escapes.map(|num_escapes| match backend {
-                        Backend::Host => PackedW12::num_bytes_of(rows, columns, num_escapes),
-                        Backend::Cuda => W12Matrix::num_bytes_of(rows, columns, num_escapes),
-                    } as u64);
+                    let w12 = num_escapes
+                        .map(|num_escapes| w12_bytes(rows, columns, num_escapes, backend) as u64);
                     if let (true, None, Some(num_escapes)) =
                         (with_q_views, w12, assumed_escapes(rows, columns))
                     {
@@ -150,4 +148,25 @@ pub fn num_parameters(config: &ModelConfig) -> u64 {
 fn assumed_escapes(rows: usize, columns: usize) -> Option<usize> {
     let num_escapes = ((rows * columns) as f64 * ASSUMED_ESCAPE_RATE).ceil() as usize;
     W12Matrix::pays(rows, columns, num_escapes).then_some(num_escapes)
+}
+
+/// Bytes that a linear layer `name` takes on `backend` when it is held as its file, with `headers`, stores it; BF16
+/// without them.
+pub fn stored_bytes(
+    headers: Option<&Checkpoint>,
+    name: &str,
+    [rows, columns]: [usize; 2],
+    backend: Backend,
+) -> usize {
+    match headers.and_then(|headers| headers.num_stored_escapes(name)) {
+        Some(num_escapes) => w12_bytes(rows, columns, num_escapes, backend),
+        None => PackedBf16::num_bytes_of(rows, columns),
+    }
+}
+
+fn w12_bytes(rows: usize, columns: usize, num_escapes: usize, backend: Backend) -> usize {
+    match backend {
+        Backend::Host => PackedW12::num_bytes_of(rows, columns, num_escapes),
+        Backend::Cuda => W12Matrix::num_bytes_of(rows, columns, num_escapes),
+    }
 }

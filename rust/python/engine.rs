@@ -261,6 +261,8 @@ impl Description {
         dict.set_item("num_parameters", self.num_parameters)?;
         dict.set_item("weight_bytes", self.weight_bytes)?;
         dict.set_item("q_view_bytes", self.q_view_bytes)?;
+        let drafter_bytes = self.plan.footprint.drafter.weights;
+        dict.set_item("drafter_weight_bytes", drafter_bytes)?;
         let is_w12 = self.num_w12_matrices > 0;
         dict.set_item("weight_format", if is_w12 { "w12" } else { "bf16" })?;
         dict.set_item("num_w12_matrices", self.num_w12_matrices)?;

@@ -33,7 +33,7 @@ def same_bits(got, want):
 SHAPES = [(256, 256), (768, 256), (47, 300), (16, 704), (130, 1000)]
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 8, 13, 32, 64, 65, 131])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 8, 13, 32, 64, 65, 131, 256])
 @pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
 def test_exact_mode_matches_oracle_and_bf16_matmul(num_rows, out_features, in_features):
     x, weight = problem(num_rows, out_features, in_features, num_escapes=out_features * in_features // 150)

@@ -424,8 +424,78 @@ fn intervals_hold_the_exact_product_and_the_engines_logit() {
         }
     }
     assert!(num_checked > 300_000, "{num_checked}");
-    // Bounds that are never nearly reached would hide a mistake.
-    assert!(tightest[0] > 0.9 && tightest[1] > 0.1, "{tightest:?}");
+    // A bound that is never nearly reached would hide a mistake; that of the order: see the next test.
+    assert!(tightest[0] > 0.9, "{tightest:?}");
+}
+
+/// One row against channels that are all alike.
+fn problem_of(vocab_size: usize, w: &[f32], x: &[f32]) -> Problem {
+    let row = w.iter().map(|&w| bf16::from_f32(w));
+    Problem {
+        vocab_size,
+        in_features: w.len(),
+        weights: (0..vocab_size).flat_map(|_| row.clone()).collect(),
+        x: x.to_vec(),
+        masked: vec![Vec::new()],
+    }
+}
+
+/// Every product but those at multiples of `every` is just under half a unit in the last place of the sum: all are lost.
+#[test]
+fn the_bound_of_the_order_is_reached() {
+    let Device::Host(host) = Device::host(Some(1)).expect("threads");
+    let small = 2.0_f32.powi(-12);
+    for (k, every, least) in [
+        (64, 64, 0.95),
+        (255, 255, 0.98),
+        (256, 256, 0.98),
+        (5120, 256, 0.92),
+    ] {
+        let pick = |one: f32, other: f32| -> Vec<f32> {
+            (0..k)
+                .map(|i| if i % every == 0 { one } else { other })
+                .collect()
+        };
+        let (w, x) = (
+            pick(1.0, small),
+            pick(1.0, small * (1.0 - 2.0_f32.powi(-20))),
+        );
+        let problem = problem_of(2, &w, &x);
+        let exact = problem.packed();
+        let head = ScreenedHead::new(&exact);
+        let logit = f64::from(problem.logits(&host, &exact).host()[0]);
+        let interval = intervals(simd::isa(), &problem.x, &head).expect("can be screened")[0];
+        let error = (logit - exact_dot(problem.row(0), &problem.x)).abs();
+        assert!(error <= interval.order, "k {k}: {error}, {interval:?}");
+        assert!(
+            error > least * interval.order,
+            "k {k}: {error}, {interval:?}"
+        );
+    }
+}
+
+/// Two channels whose exact products differ one way and whose sums in the engine's order the other way.
+#[test]
+fn rounding_decides_as_in_the_dense_path() {
+    let Device::Host(host) = Device::host(Some(1)).expect("threads");
+    let k = 256;
+    let mut problem = problem_of(20, &[1.0; 256], &[1.0; 256]);
+    let large = 17;
+    problem.x[..large].fill(32_512.0);
+    for (channel, small) in [(0, -4.0), (1, 4.0)] {
+        let row = &mut problem.weights[channel * k..][..k];
+        row[..large].fill(bf16::from_f32(127.0));
+        row[large..].fill(bf16::from_f32(small));
+    }
+    let exact = problem.packed();
+    let (products, logits) = (
+        [0, 1].map(|channel| exact_dot(problem.row(channel), &problem.x)),
+        problem.logits(&host, &exact),
+    );
+    assert!(products[1] > products[0]);
+    assert!(logits.host()[0] >= logits.host()[1]);
+    let got = problem.decide(simd::isa(), 1, &exact, &ScreenedHead::new(&exact), false);
+    assert_eq!((got.token_ids, got.fell_back), (vec![0], vec![false]));
 }
 
 /// Two rows whose codes order them wrongly. Codes of the first are rounded down by 3/8 in every column and those of the

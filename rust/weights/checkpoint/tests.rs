@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::super::raw_safetensors::{copy, edit_json, edit_tensors, family, read, read_dir};
 use super::*;
+use crate::weights::w12::{Encoding, encode};
 
 const SHARD_1: &str = "model-00001-of-00002.safetensors";
 const SHARD_2: &str = "model-00002-of-00002.safetensors";
@@ -268,5 +269,22 @@ proptest! {
             }
             let _ = checkpoint.finish(&[]);
         }
+    }
+}
+
+/// The comparison at conversion, which no encoder that works can fail.
+#[test]
+fn a_matrix_that_decodes_to_other_bits_is_noticed() {
+    let weights: Vec<bf16> = (0..32 * 128)
+        .map(|i| bf16::from_f32(1.0 + (i % 90) as f32))
+        .collect();
+    let Encoding::W12(matrix) = encode(&weights, 32, 128) else {
+        panic!("pays")
+    };
+    assert!(decodes_to(&matrix, &weights));
+    for place in [0, 2049, weights.len() - 1] {
+        let mut others = weights.clone();
+        others[place] = bf16::from_bits(others[place].to_bits() ^ 1);
+        assert!(!decodes_to(&matrix, &others), "{place}");
     }
 }

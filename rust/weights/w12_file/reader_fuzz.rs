@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::tests::{Source, files};
 use crate::options::WeightFormat;
-use crate::weights::checkpoint::Checkpoint;
+use crate::weights::checkpoint::{Checkpoint, Matrix};
 use crate::weights::inspect::inspect;
 
 /// Seeds of cases that went wrong once.
@@ -110,7 +110,15 @@ impl Fuzz {
                 Err(_) => outcomes.num_refused += 1,
             }
             if let [rows, columns] = self.shapes[name][..] {
-                let _ = checkpoint.matrix(name, [rows, columns], WeightFormat::Auto);
+                let read = checkpoint.matrix(name, [rows, columns], WeightFormat::Auto);
+                let weights = read.map(|matrix| match matrix {
+                    Matrix::Bf16(weights) => weights,
+                    Matrix::W12(matrix) => matrix.decode(),
+                });
+                if let Ok(weights) = weights {
+                    let bytes: Vec<u8> = weights.iter().flat_map(|w| w.to_le_bytes()).collect();
+                    assert!(bytes == expected[..], "matrix {name} has other bits");
+                }
             }
         }
         outcomes
