@@ -183,7 +183,7 @@ class EngineOptions:
     device: str = _option("auto", "Where to run: auto or cpu.")
     weight_format: str = _option(
         "auto",
-        "How the target's linear layers are held: auto (as in the checkpoint), bf16 or w12; same bits in all.",
+        "How the target's linear layers are held: auto (as in the checkpoint), bf16, w12; same bits in all.",
     )
     head: str = _option(
         "auto",
