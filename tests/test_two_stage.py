@@ -1,4 +1,4 @@
-"""Two-stage verification: what a Q pass marks never changes a bit, whoever drafts, however weights are held."""
+"""Two-stage verification: no bit depends on what a Q pass marks, whoever drafts, however weights are held."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class LLM:
                 tree=speculation.tree,
                 tree_nodes=speculation.tree_nodes,
                 q_passes=speculation.q_passes,
-                verify_costs=speculation.verify_costs,
+                verify_costs=None if speculation.verify_costs is None else tuple(speculation.verify_costs),
                 min_confidence=speculation.min_confidence,
                 prompt_lookup_min=speculation.prompt_lookup_min,
                 prompt_lookup_max=speculation.prompt_lookup_max,

@@ -253,10 +253,14 @@ def _require_choice(name: str, value: str | None, valid: Sequence[str]) -> None:
 def _costs_of(value: object) -> tuple[float, ...] | None:
     if value is None:
         return None
-    is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-    if not is_list or not value or not all(_is_number(cost) and cost > 0 for cost in value):
-        _refuse_option("verify_costs", "positive costs of steps with 1, 2, ... rows, or None", value)
-    return tuple(float(cost) for cost in value)
+    if (
+        isinstance(value, Sequence)
+        and not isinstance(value, str | bytes)
+        and value
+        and all(_is_number(cost) and cost > 0 for cost in value)
+    ):
+        return tuple(float(cost) for cost in value)
+    _refuse_option("verify_costs", "positive costs of steps with 1, 2, ... rows, or None", value)
 
 
 @dataclass(frozen=True, kw_only=True)
