@@ -297,3 +297,19 @@ def test_links_of_a_hub_cache_are_followed(converted: Path, tmp_path: Path) -> N
     convert(snapshot, tmp_path / "out")
     assert digests(tmp_path / "out") == digests(converted)
     assert not any(path.is_symlink() for path in (tmp_path / "out").iterdir())
+
+
+def test_a_mounted_file_system_is_refused_before_any_work(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    script = 'mount -t tmpfs none "$1" || exit 77; "$2" -m specpilot_rs.cli convert "$3" "$1"'
+    command = ["unshare", "-rm", "sh", "-c", script, "sh", out, sys.executable, TARGET_DIR]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    except FileNotFoundError:
+        pytest.skip("needs unshare")
+    if result.returncode in (1, 77):
+        pytest.skip(f"mounting is not allowed here: {result.stderr}")
+    assert result.returncode == 2
+    assert "a mounted file system" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

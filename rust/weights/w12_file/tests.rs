@@ -417,6 +417,40 @@ fn a_place_that_is_taken_is_left_alone() {
     source.convert().unwrap();
 }
 
+#[cfg(unix)]
+#[test]
+fn links_are_followed_or_refused_before_any_work() {
+    use std::os::unix::fs::symlink;
+    let expected = files(&Source::converted().out());
+
+    let source = Source::new();
+    let behind = source.dir.path().join("behind");
+    fs::create_dir(&behind).unwrap();
+    symlink(&behind, source.out()).unwrap();
+    source.convert().unwrap();
+    assert!(source.out().is_symlink() && files(&behind) == expected);
+
+    let refused = |source: &Source, holds: &str| {
+        // Stopped at the first tensor if it were to begin at all.
+        let error = source.convert_until(0).unwrap_err();
+        assert!(
+            matches!(error, CheckpointError::OutputTaken { .. }),
+            "{error}"
+        );
+        assert_names(&error, &["out", holds]);
+    };
+    let source = Source::new();
+    symlink(source.dir.path().join("nowhere"), source.out()).unwrap();
+    refused(&source, "a link that leads nowhere");
+
+    let source = Source::new();
+    let elsewhere = source.dir.path().join("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    symlink(&elsewhere, source.partial()).unwrap();
+    refused(&source, "a link to another place");
+    assert!(fs::read_dir(elsewhere).unwrap().next().is_none());
+}
+
 #[test]
 fn what_cannot_be_converted_is_refused_before_anything_is_written() {
     let mut source = Source::new();
