@@ -205,6 +205,20 @@ pub enum ConfigError {
         /// The value, as JSON.
         got: String,
     },
+    /// Sizes whose product no model has.
+    #[error(
+        "{file}: `{tensor}` would have shape {got:?}, but no more than {expected} elements: the sizes are damaged"
+    )]
+    Oversized {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Most elements.
+        expected: u64,
+        /// Its shape by the config.
+        got: Vec<usize>,
+    },
 }
 
 /// Errors of pairing a drafter with a target.

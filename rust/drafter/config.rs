@@ -84,7 +84,7 @@ impl DrafterConfig {
         let checkpoint = Checkpoint::open(dir)?;
         let kind = super::method::detect(dir, &keys.root, &checkpoint)?;
         let config = Self::from_keys(&keys, kind)?;
-        let tensors = config.tensors();
+        let tensors = config.checked_tensors(&file)?;
         checkpoint.check(&tensors)?;
         for (name, _) in &tensors {
             checkpoint.skip(name);
@@ -104,7 +104,17 @@ impl DrafterConfig {
         let file = ConfigFile::read(&dir.join("config.json"))?;
         let keys = Keys::new(file.root())?;
         let kind = super::method::by_name(dir, &keys.root)?;
-        Ok(Self::from_keys(&keys, kind)?)
+        let config = Self::from_keys(&keys, kind)?;
+        config.checked_tensors(&file)?;
+        Ok(config)
+    }
+
+    fn checked_tensors(&self, file: &ConfigFile) -> Result<Vec<(String, Vec<usize>)>, ConfigError> {
+        let tensors = self.tensors();
+        for (name, shape) in &tensors {
+            file.check_shape(name, shape)?;
+        }
+        Ok(tensors)
     }
 
     fn from_keys(keys: &Keys<'_>, kind: super::method::MethodKind) -> Result<Self, ConfigError> {

@@ -111,7 +111,7 @@ pub(super) fn read_config(dir: &Path) -> Result<ModelConfig> {
         Some(tied) => tied,
         None => text.optional_flag("tie_word_embeddings")?.unwrap_or(false),
     };
-    Ok(ModelConfig {
+    let config = ModelConfig {
         architecture: family.architecture.to_owned(),
         weight_names: family.names,
         vocab_size,
@@ -127,7 +127,15 @@ pub(super) fn read_config(dir: &Path) -> Result<ModelConfig> {
         gdn: traits.gdn,
         eos_token_ids,
         suppress_tokens,
-    })
+    };
+    for (name, shape) in config.weight_names.tensors(&config) {
+        file.check_shape(&name, &shape)?;
+    }
+    if let Some(gdn) = &config.gdn {
+        let shape = [gdn.num_value_heads, gdn.key_dim, gdn.value_dim];
+        file.check_shape("a recurrent state", &shape)?;
+    }
+    Ok(config)
 }
 
 fn find_family(path: &Path, root: &Section<'_>) -> Result<&'static Family> {
