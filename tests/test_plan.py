@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -276,3 +278,24 @@ def test_errors_on_the_command_line(tmp_path: Path):
     assert "bytes are missing" in error_of("plan", QWEN_27B, "--memory", "1GB")
     assert "max_num_seqs" in error_of("plan", QWEN_27B, "--memory", "80GB", "--max-num-seqs", "0")
     assert "no such directory" in error_of("plan", tmp_path / "nothing")
+
+
+LIMITED = """
+import resource, sys
+from specpilot_rs import LLM, OptionError, doctor
+def mapped():
+    return next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("VmSize")) * 1024
+resource.setrlimit(resource.RLIMIT_AS, (mapped() + (200 << 20),) * 2)
+[memory] = [f for f in doctor.examine(None) if f.what == "memory"]
+assert float(memory.message.split()[0]) < 0.21, memory
+try:
+    LLM.demo(max_num_seqs=1024, head="dense", num_threads=1)
+except OptionError as error:
+    print(error)
+"""
+
+
+def test_a_limit_on_the_process_is_a_limit_on_the_engine():
+    result = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "are missing" in result.stdout

@@ -26,6 +26,7 @@ __all__ = [
     "SpecPilotError",
     "StepEvent",
     "__version__",
+    "available_bytes",
     "convert_weights",
     "inspect_weights",
     "kernels",
@@ -107,6 +108,7 @@ class Engine:
     def add_score_request(self, prompt_token_ids: Sequence[int]) -> int: ...
     def has_unfinished(self) -> bool: ...
 
+def available_bytes() -> int | None: ...
 def plan(
     *,
     model: str,

@@ -123,11 +123,10 @@ def _extension() -> Finding:
 
 def _available_bytes() -> int | None:
     try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    kib = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
-    return None if kib is None else int(kib) * 1024
+        from specpilot_rs._core import available_bytes
+    except ImportError:
+        return None  # reported with the environment
+    return available_bytes()
 
 
 def _model(model: str | os.PathLike[str], revision: str | None) -> Iterator[Finding]:

@@ -4,7 +4,8 @@
 use std::path::Path;
 
 use super::Limits;
-use super::budget::{Budget, available_bytes};
+use super::available::available_bytes;
+use super::budget::Budget;
 use super::footprint::{Backend, Footprint, Holdings};
 use super::weight_bytes::num_parameters;
 use crate::drafter::config::DrafterConfig;

@@ -34,7 +34,7 @@ mod core_module {
     #[pymodule_export]
     use super::outputs::{EngineMetrics, EngineOutput, RoundRecord, ScoreRecord, StepEvent};
     #[pymodule_export]
-    use super::plan::plan;
+    use super::plan::{available_bytes, plan};
 
     /// What can be loaded, for those who judge a checkpoint before loading it.
     #[pymodule_init]
