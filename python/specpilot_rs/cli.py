@@ -54,6 +54,9 @@ DraftLengthOption = Annotated[
 ]
 PlainOption = Annotated[bool, typer.Option("--no-speculation", help="Decode plainly.")]
 ContextOption = Annotated[int | None, typer.Option(help=help_of(EngineOptions, "max_model_len"))]
+FormatOption = Annotated[str, typer.Option(help=help_of(EngineOptions, "weight_format"))]
+HeadOption = Annotated[str, typer.Option(help=help_of(EngineOptions, "head"))]
+MemoryShareOption = Annotated[float, typer.Option(help=help_of(EngineOptions, "gpu_memory_utilization"))]
 ThreadsOption = Annotated[int | None, typer.Option(help=help_of(EngineOptions, "num_threads"))]
 MaxTokensOption = Annotated[int, typer.Option(help=help_of(SamplingParams, "max_tokens"))]
 StopOption = Annotated[list[str] | None, typer.Option(help=help_of(SamplingParams, "stop") + " Repeatable.")]
@@ -109,6 +112,9 @@ def generate(
     max_num_seqs: RequestsOption = EngineOptions.max_num_seqs,
     tokenizer: TokenizerOption = None,
     dtype: DtypeOption = EngineOptions.dtype,
+    weight_format: FormatOption = EngineOptions.weight_format,
+    head: HeadOption = EngineOptions.head,
+    gpu_memory_utilization: MemoryShareOption = EngineOptions.gpu_memory_utilization,
     num_threads: ThreadsOption = None,
 ) -> None:
     """Complete a prompt, or a file of prompts."""
@@ -127,6 +133,9 @@ def generate(
         max_num_seqs=max_num_seqs,
         tokenizer=tokenizer,
         dtype=dtype,
+        weight_format=weight_format,
+        head=head,
+        gpu_memory_utilization=gpu_memory_utilization,
         num_threads=num_threads,
     )
     prompts = [_prompt_of(record) for record in records]
@@ -178,6 +187,9 @@ def chat(
     max_model_len: ContextOption = None,
     tokenizer: TokenizerOption = None,
     dtype: DtypeOption = EngineOptions.dtype,
+    weight_format: FormatOption = EngineOptions.weight_format,
+    head: HeadOption = EngineOptions.head,
+    gpu_memory_utilization: MemoryShareOption = EngineOptions.gpu_memory_utilization,
     num_threads: ThreadsOption = None,
 ) -> None:
     """Talk to a model: one line of stdin is one turn. /reset forgets the conversation, /exit ends."""
@@ -194,6 +206,9 @@ def chat(
         max_num_seqs=1,
         tokenizer=tokenizer,
         dtype=dtype,
+        weight_format=weight_format,
+        head=head,
+        gpu_memory_utilization=gpu_memory_utilization,
         num_threads=num_threads,
     )
     opening = [] if system is None else [{"role": "system", "content": system}]
@@ -228,10 +243,8 @@ def plan(
     device: Annotated[str, typer.Option(help="Where the engine would run: cpu or cuda.")] = "cpu",
     max_model_len: ContextOption = None,
     max_num_seqs: RequestsOption = EngineOptions.max_num_seqs,
-    gpu_memory_utilization: Annotated[
-        float, typer.Option(help=help_of(EngineOptions, "gpu_memory_utilization"))
-    ] = EngineOptions.gpu_memory_utilization,
-    head: Annotated[str, typer.Option(help=help_of(EngineOptions, "head"))] = EngineOptions.head,
+    gpu_memory_utilization: MemoryShareOption = EngineOptions.gpu_memory_utilization,
+    head: HeadOption = EngineOptions.head,
     as_json: JsonOption = False,
 ) -> None:
     """Show what an engine would hold, as BF16 and as W12, and the context that fits beside it."""
