@@ -119,9 +119,10 @@ def test_the_drafter_is_held_as_its_files_are(drafter_dir: Path, demo_dir: Path)
     with pytest.raises(DrafterError):
         LLM(TARGET_DIR, speculative_config={"model": str(demo_dir)})
     for directory in (drafter_dir, DFLASH2_DIR):
-        with pytest.raises(SpecPilotError, match="is a drafter, expected a target") as raised:
-            LLM(directory, skip_tokenizer_init=True)
-        assert raised.value.code == "config"
+        for skip_tokenizer_init in (True, False):
+            with pytest.raises(SpecPilotError, match="is a drafter, expected a target") as raised:
+                LLM(directory, skip_tokenizer_init=skip_tokenizer_init)
+            assert raised.value.code == "config"
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ __all__ = [
     "StepEvent",
     "__version__",
     "available_bytes",
+    "check_target",
     "convert_weights",
     "inspect_weights",
     "kernels",
@@ -89,6 +90,7 @@ class SamplingParamsLike(Protocol):
     @property
     def stop_token_ids(self) -> Sequence[int]: ...
 
+def check_target(model: str | PathLike[str]) -> None: ...
 @final
 class Engine:
     def __new__(cls, *, model: str, drafter: str | None, options: EngineOptionsLike) -> Engine: ...

@@ -10,6 +10,7 @@ use pyo3::types::PyDict;
 
 use crate::engine::{self, Record};
 use crate::error::{InternalError, Result};
+use crate::model::ModelConfig;
 use crate::options::EngineOptions;
 use crate::request::SamplingParams;
 use crate::weights::checkpoint::Verification;
@@ -198,6 +199,13 @@ pub(super) fn extract_options(options: &Bound<'_, PyAny>) -> PyResult<EngineOpti
         tree: options.getattr("tree")?.extract()?,
         tree_nodes: options.getattr("tree_nodes")?.extract()?,
     })
+}
+
+/// Checks that `model` holds the config of a target, which what else is missing there follows from.
+#[pyfunction]
+pub fn check_target(py: Python<'_>, model: PathBuf) -> PyResult<()> {
+    py.detach(|| catch_panic(|| Ok(ModelConfig::read(&model).map(drop)?)))?;
+    Ok(())
 }
 
 /// Cost of proving the weights; `None` where nothing was to be proved.
