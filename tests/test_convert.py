@@ -229,6 +229,29 @@ def test_a_killed_run_leaves_only_temporary_names(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+INTERRUPTED = """
+import os, signal, sys
+from specpilot_rs import cli, convert
+real = convert.convert_weights
+def interrupt(source, out, update):
+    def tell(name, done, *rest):
+        update(name, done, *rest)
+        if done == 50:
+            os.kill(os.getpid(), signal.SIGINT)
+    return real(source, out, tell)
+convert.convert_weights = interrupt
+cli.main()
+"""
+
+
+def test_ctrl_c_says_what_is_left_and_how_to_go_on(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = [sys.executable, "-c", INTERRUPTED, "convert", str(TARGET_DIR), str(out)]
+    result = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 130
+    assert result.stderr == f"stopped; what is done is in {out}.partial, and the same command goes on there\n"
+
+
 LIMITED = """
 import resource, sys
 from specpilot_rs.cli import main

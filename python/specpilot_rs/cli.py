@@ -279,7 +279,14 @@ def convert(
     """Write a model in a smaller format that decodes to the same bits. A stopped run goes on where it was."""
     from specpilot_rs.convert import convert as run
 
-    made = run(model, out, weight_format, revision=revision)
+    try:
+        made = run(model, out, weight_format, revision=revision)
+    except KeyboardInterrupt:
+        place = out.expanduser().resolve()
+        partial = place.with_name(f"{place.name}.partial")
+        if partial.exists():
+            typer.echo(f"stopped; what is done is in {partial}, and the same command goes on there", err=True)
+        raise
     if as_json:
         _write_json(made.to_dict())
         return

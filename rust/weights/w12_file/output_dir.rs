@@ -211,7 +211,7 @@ fn take_lock(path: &Path, partial: &Path, fingerprint: &str) -> Result<File> {
     if !is_unfinished && found != fingerprint {
         return Err(taken(
             partial,
-            "the unfinished conversion of another checkpoint",
+            "the unfinished conversion of another checkpoint; remove it, or convert to another place",
         ));
     }
     let mut write = || {

@@ -400,7 +400,7 @@ fn a_place_that_is_taken_is_left_alone() {
     let source = Source::new();
     source.convert_until(7).unwrap_err();
     fs::write(source.model().join("config.json"), "{\"any\": 2}").unwrap();
-    refused(&source, "another checkpoint");
+    refused(&source, "another checkpoint; remove it, or");
 
     let source = Source::new();
     let checkpoint = Checkpoint::open(&source.model()).unwrap();
