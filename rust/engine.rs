@@ -29,6 +29,7 @@ pub struct Engine {
     plan: EnginePlan,
     scheduler: Scheduler,
     defaults: RequestDefaults,
+    /// Of the target.
     verification: Verification,
     finished: HashMap<RequestId, Request>,
     next_id: RequestId,
@@ -150,9 +151,10 @@ impl Engine {
         &self.pair.target
     }
 
-    /// What proving the target's weights took at load; nothing is proved of a plain BF16 checkpoint.
+    /// What proving the weights of target and drafter took at load; nothing is proved of a plain BF16 checkpoint.
     pub fn verification(&self) -> Verification {
-        self.verification
+        let drafter = self.pair.drafter.as_ref();
+        self.verification + drafter.map_or_else(Verification::default, |d| d.verification())
     }
 
     /// Where the engine computes.

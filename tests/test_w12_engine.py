@@ -104,6 +104,10 @@ def test_speculation(
     for target, drafter in ((demo_dir, drafter_dir), (demo_dir, DFLASH2_DIR), (TARGET_DIR, DFLASH2_DIR)):
         config = {"model": str(drafter), "tree_nodes": tree_nodes}
         llm = LLM(target, speculative_config=config, max_model_len=2048)
+        converted = [directory for directory in (target, drafter) if directory in (demo_dir, drafter_dir)]
+        check = llm.describe()["weight_check"]
+        num_proved = sum(len(inspect(directory)) for directory in converted)
+        assert (check["num_tensors"] if check else 0) == num_proved
         outputs = llm.generate(prompts, PARAMS, use_tqdm=False, record_logits=True, record_rounds=True)
         assert_same_bits(outputs, plain)
         # The drafter's bits are the same too, and so is every draft.

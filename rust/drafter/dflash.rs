@@ -12,6 +12,7 @@ use super::{DraftAnchor, DraftRequest, Drafter, ScoreKind};
 use crate::device::{Buffer, Device};
 use crate::error::{DrafterError, Result};
 use crate::model::DecoderWeights;
+use crate::weights::checkpoint::Verification;
 
 /// A loaded drafter.
 pub(super) struct DFlash {
@@ -65,6 +66,10 @@ impl Drafter for DFlash {
 
     fn weight_bytes(&self) -> usize {
         self.weights.num_bytes()
+    }
+
+    fn verification(&self) -> Verification {
+        self.weights.verification
     }
 
     fn taps(&self) -> &[usize] {

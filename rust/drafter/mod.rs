@@ -22,6 +22,7 @@ use std::path::Path;
 use crate::device::{Buffer, Device};
 use crate::error::Result;
 use crate::model::{DecoderWeights, ModelConfig};
+use crate::weights::checkpoint::Verification;
 use config::DrafterConfig;
 use proposal::Proposal;
 
@@ -64,6 +65,11 @@ pub trait Drafter: Send {
 
     /// Bytes of its weights in memory.
     fn weight_bytes(&self) -> usize;
+
+    /// What proving its weights took at load; nothing is proved of a drafter without W12 weights.
+    fn verification(&self) -> Verification {
+        Verification::default()
+    }
 
     /// Target layers, 0-based, whose outputs [`extend_context`](Self::extend_context) wants, in this order.
     fn taps(&self) -> &[usize];

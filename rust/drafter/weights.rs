@@ -8,6 +8,7 @@ use crate::device::Buffer;
 use crate::error::CheckpointError;
 use crate::kernels::bf16_matmul::PackedBf16;
 use crate::options::WeightFormat;
+use crate::weights::checkpoint::Verification;
 use crate::weights::{Checkpoint, Linear};
 
 type Result<T, E = CheckpointError> = std::result::Result<T, E>;
@@ -24,6 +25,8 @@ pub(super) struct DrafterWeights {
     pub(super) final_norm: Buffer<f32>,
     /// DFlash2's selector.
     pub(super) selector: Option<SelectorWeights>,
+    /// What proving them took.
+    pub(super) verification: Verification,
 }
 
 /// Weights of one layer.
@@ -77,7 +80,8 @@ impl DrafterWeights {
             checkpoint: &checkpoint,
             config,
         };
-        let weights = Self {
+        let mut weights = Self {
+            verification: Verification::default(),
             fc: loader.linear("fc", config.hidden_size, config.taps_dim())?,
             hidden_norm: loader.norm("hidden_norm", config.hidden_size)?,
             layers: (0..config.layers.len())
@@ -91,6 +95,7 @@ impl DrafterWeights {
                 .transpose()?,
         };
         checkpoint.finish(&[])?;
+        weights.verification = checkpoint.verification();
         Ok(weights)
     }
 

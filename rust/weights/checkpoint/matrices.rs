@@ -39,6 +39,18 @@ pub struct Verification {
     pub time: Duration,
 }
 
+impl std::ops::Add for Verification {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            num_tensors: self.num_tensors + other.num_tensors,
+            num_bytes: self.num_bytes + other.num_bytes,
+            time: self.time + other.time,
+        }
+    }
+}
+
 /// [`Verification`] as it adds up.
 #[derive(Default)]
 pub(super) struct VerificationTotals {
