@@ -21,7 +21,7 @@ try:
 
     import typer
 
-    from specpilot_rs.options import EngineOptions, SamplingParams, SpeculativeConfig, help_of, request_error
+    from specpilot_rs.options import EngineOptions, SamplingParams, SpeculativeConfig, help_of, option_error, request_error
 except KeyboardInterrupt:  # `main`, which answers it from then on, is not there yet
     sys.exit(130)
 
@@ -266,6 +266,8 @@ def plan(
         _write_json(planned)
     else:
         typer.echo(render(planned))
+    if planned["shortfall"] is not None:
+        raise option_error(planned["shortfall"])
 
 
 @app.command()

@@ -52,10 +52,11 @@ def plan_memory(
         options: Limits, speculation and the share of the memory that the engine may take.
 
     Returns:
-        Sizes in bytes by purpose and the KV pool that they leave, for each weight format.
+        Sizes in bytes by purpose and the KV pool that they leave, for each weight format; `shortfall` says
+        what to change if neither fits the memory, and is None otherwise.
 
     Raises:
-        SpecPilotError: A config cannot be used, or neither format fits the memory.
+        SpecPilotError: A config or an option cannot be used.
     """
     model_dir = model_directory(model, files=CONFIG_FILES)
     drafter_dir = None if drafter is None else model_directory(drafter, files=CONFIG_FILES)
@@ -122,7 +123,9 @@ def _head(plan: dict[str, Any]) -> Iterator[str]:
 
 def _notes(plan: dict[str, Any]) -> Iterator[str]:
     bf16, w12 = plan["formats"]["bf16"], plan["formats"]["w12"]
-    if plan["pool_ratio"] is None:
+    if plan["shortfall"] is not None:
+        yield "Nothing fits: neither format leaves room for a request."
+    elif plan["pool_ratio"] is None:
         yield f"Without W12 nothing fits: {human_bytes(bf16['missing_bytes'])} missing for one full request."
     else:
         yield f"The KV pool is {plan['pool_ratio']:.2f} times as large with W12."

@@ -30,7 +30,7 @@ pub struct Setting<'a> {
 }
 
 /// A planned deployment.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct DeploymentPlan {
     /// The target.
     pub config: ModelConfig,
@@ -46,6 +46,9 @@ pub struct DeploymentPlan {
     pub bf16: FormatPlan,
     /// Linear layers as W12.
     pub w12: FormatPlan,
+    /// [`OptionError::Memory`] when no format leaves room for a request: of `max_model_len` tokens when that was given,
+    /// of one page when it was left to the model.
+    pub shortfall: Option<OptionError>,
 }
 
 /// What one weight format comes to.
@@ -63,9 +66,8 @@ impl DeploymentPlan {
     /// Plans `options` in `setting`.
     ///
     /// # Errors
-    /// [`OptionError::Memory`] when no format leaves room for a request: of `max_model_len` tokens when that was
-    /// given, of one page when it was left to the model. Errors of configs, headers, options and pairing as when an
-    /// engine opens.
+    /// Errors of configs, headers, options and pairing as when an engine opens. That nothing fits is none: what would be
+    /// held shows why.
     pub fn new(options: &EngineOptions, setting: Setting<'_>) -> Result<Self> {
         options.validate()?;
         let config = ModelConfig::read(setting.model)?;
@@ -106,9 +108,10 @@ impl DeploymentPlan {
         };
         let (bf16, w12) = (format(WeightFormat::Bf16), format(WeightFormat::W12));
         let num_tokens = options.max_model_len.unwrap_or(KV_BLOCK);
-        if budget.missing_bytes(&bf16.footprint, num_tokens) > 0 {
-            budget.require(&w12.footprint, num_tokens)?;
-        }
+        let shortfall = match budget.missing_bytes(&bf16.footprint, num_tokens) {
+            0 => None,
+            _ => budget.require(&w12.footprint, num_tokens).err(),
+        };
         Ok(Self {
             num_parameters: num_parameters(&config),
             config,
@@ -117,6 +120,7 @@ impl DeploymentPlan {
             budget,
             bf16,
             w12,
+            shortfall,
         })
     }
 

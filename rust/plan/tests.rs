@@ -56,6 +56,15 @@ fn setting<'a>(model: &'a Path, memory_bytes: u64) -> Setting<'a> {
     }
 }
 
+/// The plan, or why nothing fits.
+fn fitting(options: &EngineOptions, setting: Setting<'_>) -> Result<DeploymentPlan> {
+    let mut plan = DeploymentPlan::new(options, setting)?;
+    match plan.shortfall.take() {
+        None => Ok(plan),
+        Some(error) => Err(error.into()),
+    }
+}
+
 #[test]
 fn parameters_are_those_published() {
     for (name, expected) in [
@@ -236,7 +245,7 @@ fn a_drafter_is_planned_from_its_config() {
 #[test]
 fn what_is_missing_is_said_with_what_to_change() {
     let dir = published("qwen3.8-27b");
-    let plan = |options: &EngineOptions, bytes| DeploymentPlan::new(options, setting(&dir, bytes));
+    let plan = |options: &EngineOptions, bytes| fitting(options, setting(&dir, bytes));
     let error = |options: &EngineOptions, bytes| plan(options, bytes).unwrap_err().to_string();
     // What follows `text` in an error.
     let value = |error: &str, text: &str| -> f64 {
@@ -255,7 +264,7 @@ fn what_is_missing_is_said_with_what_to_change() {
         message.contains("one request of 200000 tokens"),
         "{message}"
     );
-    assert!(message.contains("bytes are missing; "), "{message}");
+    assert!(message.contains("GB are missing; "), "{message}");
     let lowered = |max_model_len: f64| EngineOptions {
         max_model_len: Some(max_model_len as usize),
         ..long.clone()
@@ -398,7 +407,7 @@ fn the_largest_sizes_let_in_fit_no_memory() {
         config["layer_types"] = serde_json::Value::Null;
     });
     let memory_bytes = 1 << 59;
-    let error = DeploymentPlan::new(&options(1024), setting(dir.path(), memory_bytes)).unwrap_err();
+    let error = fitting(&options(1024), setting(dir.path(), memory_bytes)).unwrap_err();
     match error {
         Error::Option(OptionError::Memory { needed_bytes, .. }) => {
             assert!(needed_bytes > memory_bytes);

@@ -86,6 +86,8 @@ fn deployment_dict<'py>(py: Python<'py>, plan: &DeploymentPlan) -> PyResult<Boun
     }
     dict.set_item("formats", formats)?;
     dict.set_item("pool_ratio", plan.pool_ratio())?;
+    let shortfall = plan.shortfall.as_ref().map(ToString::to_string);
+    dict.set_item("shortfall", shortfall)?;
     Ok(dict)
 }
 
