@@ -270,6 +270,7 @@ def test_the_table():
     assert len({len(line) for line in table}) == 1, "columns line up"
     assert table[0].split() == ["BF16", "W12"]
     assert "linear layers" in text
+    assert "In memory W12 is estimated at 12.0" in text
     assert "The KV pool is 2.79 times as large with W12." in text
     assert "26.896 B parameters" in lines[0]
     assert result.stderr == b""
@@ -313,3 +314,12 @@ def test_a_limit_on_the_process_is_a_limit_on_the_engine():
     result = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert "are missing" in result.stdout
+
+
+def test_a_model_that_w12_does_not_pay_for(tmp_path: Path):
+    config = json.loads((LLAMA_8B / "config.json").read_bytes())
+    config |= {"hidden_size": 16, "intermediate_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "head_dim": 8}))
+    planned = plan(tmp_path, "40GB")
+    assert planned["formats"]["w12"]["num_w12_matrices"] == 0
+    assert "W12 pays for no matrix of this model" in render(planned)

@@ -136,11 +136,13 @@ def _notes(plan: dict[str, Any]) -> Iterator[str]:
                 f"{human_bytes(form['missing_bytes'])}; set max_model_len to {form['pool_tokens']:,} or less."
             )
     bits = f"{w12['linear_bits_per_weight']:.3f} bits a weight in {w12['num_w12_matrices']} matrices"
-    if w12["is_estimate"]:
+    if not w12["num_w12_matrices"]:
+        yield "W12 pays for no matrix of this model: all stay BF16."
+    elif w12["is_estimate"]:
         yield (
-            f"W12 is estimated at {bits}: 12 bits, a base per channel, a count per tile and "
+            f"In memory W12 is estimated at {bits}: 12 bits, a base per channel, a count per tile and "
             f"{plan['assumed_escape_rate']:g} escapes a weight; convert the model for exact sizes."
         )
     else:
-        yield f"W12 sizes are read from the checkpoint: {bits}."
+        yield f"In memory W12 takes {bits}, by the checkpoint's headers; `specpilot inspect` shows its files."
     yield "Not counted: the driver's own memory, a kernel's scratch, and one matrix at a time while loading."

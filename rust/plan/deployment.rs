@@ -10,9 +10,10 @@ use super::footprint::{Backend, Footprint, Holdings};
 use super::weight_bytes::num_parameters;
 use crate::drafter::config::DrafterConfig;
 use crate::drafter::pairing;
-use crate::error::{DrafterError, OptionError, Result};
+use crate::error::{CheckpointError, DrafterError, OptionError, Result};
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::model::config::ModelConfig;
+use crate::model::config_file::ConfigFile;
 use crate::options::{EngineOptions, WeightFormat};
 use crate::weights::Checkpoint;
 
@@ -79,6 +80,7 @@ impl DeploymentPlan {
             true => Some(Checkpoint::open(setting.model)?),
             false => None,
         };
+        refuse_quantized(setting.model, &config, headers.as_ref())?;
         let limits = Limits::resolve(options, &config, drafter.as_ref(), setting.backend)?;
         let memory_bytes = match (setting.memory_bytes, setting.backend) {
             (Some(bytes), _) => Some(bytes),
@@ -127,6 +129,37 @@ impl DeploymentPlan {
     /// How many times as many KV tokens fit with W12 as with BF16; `None` when none fits with BF16.
     pub fn pool_ratio(&self) -> Option<f64> {
         (self.bf16.num_pages > 0).then(|| self.w12.num_pages as f64 / self.bf16.num_pages as f64)
+    }
+}
+
+/// Refuses a model whose weights are in a format that no engine opens: by their headers, or what the config says of
+/// weights that are not there.
+fn refuse_quantized(dir: &Path, config: &ModelConfig, headers: Option<&Checkpoint>) -> Result<()> {
+    if let Some(headers) = headers {
+        for (name, shape) in config.weight_names.tensors(config) {
+            match (headers.dtype(&name), shape.len()) {
+                (None | Some("BF16" | "W12"), _) => {}
+                (Some("F32"), num_dims) if num_dims != 2 => {}
+                (Some(dtype), _) => {
+                    return Err(CheckpointError::Dtype {
+                        file: headers.file(&name).unwrap_or(dir).to_owned(),
+                        tensor: name,
+                        expected: "BF16 or W12",
+                        got: dtype.to_owned(),
+                    }
+                    .into());
+                }
+            }
+        }
+        return Ok(());
+    }
+    let file = ConfigFile::read(&dir.join("config.json"))?;
+    let root = file.root();
+    match root.get("quantization_config") {
+        None => Ok(()),
+        Some(_) => Err(root
+            .invalid("quantization_config", "absent, as in a BF16 checkpoint")
+            .into()),
     }
 }
 

@@ -11,7 +11,7 @@ use super::footprint::{Backend, Footprint, Holdings};
 use super::weight_bytes::{SizeBasis, WeightBytes, num_parameters};
 use super::*;
 use crate::convert::convert_model;
-use crate::error::{ConfigError, Error};
+use crate::error::{CheckpointError, ConfigError, Error};
 use crate::options::WeightFormat;
 use crate::weights::Checkpoint;
 use crate::weights::inspect::inspect;
@@ -470,4 +470,24 @@ proptest! {
             Err(other) => prop_assert!(false, "{}", other),
         }
     }
+}
+
+#[test]
+fn weights_that_no_engine_opens_are_not_planned() {
+    let fp8 = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families/qwen3_5_fp8");
+    let error = DeploymentPlan::new(&options(1), setting(&fp8, GIB)).unwrap_err();
+    assert!(
+        matches!(&error, Error::Checkpoint(CheckpointError::Dtype { got, .. }) if got == "F8_E4M3"),
+        "{error}"
+    );
+    // Before its weights are there, its config tells.
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(fp8.join("config.json"), dir.path().join("config.json")).unwrap();
+    let error = DeploymentPlan::new(&options(1), setting(dir.path(), GIB)).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("`quantization_config` should be absent"),
+        "{error}"
+    );
 }
