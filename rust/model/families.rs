@@ -106,6 +106,15 @@ pub(super) fn read_config(dir: &Path) -> Result<ModelConfig> {
         ids.dedup();
     }
 
+    if suppress_tokens.len() >= vocab_size {
+        return Err(ConfigError::Value {
+            file: generation_path,
+            key: "suppress_tokens".to_owned(),
+            expected: "ids that leave a token to be chosen".to_owned(),
+            got: format!("all {vocab_size} of the vocabulary"),
+        });
+    }
+
     // A wrapper's own key decides for the whole model; its language part may repeat or omit it.
     let tied = match root.optional_flag("tie_word_embeddings")? {
         Some(tied) => tied,
