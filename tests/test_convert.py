@@ -303,6 +303,8 @@ def test_what_cannot_be_converted_is_refused(converted: Path, tmp_path: Path) ->
     with pytest.raises(CheckpointError, match="no such directory"):
         convert(tmp_path / "absent", tmp_path / "out")
     assert not list(tmp_path.iterdir())
+    assert "empty name" in specpilot("convert", TARGET_DIR, "", cwd=tmp_path).stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:

@@ -273,7 +273,7 @@ def plan(
 @app.command()
 def convert(
     model: Annotated[str, typer.Argument(help="A target or drafter in BF16: a directory or a hub id.")],
-    out: Annotated[Path, typer.Argument(help="The directory to write; absent or empty.")],
+    out: Annotated[str, typer.Argument(help="The directory to write; absent or empty.")],
     weight_format: Annotated[str, typer.Option(help="Format of the linear layers: w12.")] = "w12",
     revision: RevisionOption = None,
     as_json: JsonOption = False,
@@ -284,7 +284,7 @@ def convert(
     try:
         made = run(model, out, weight_format, revision=revision)
     except KeyboardInterrupt:
-        place = out.expanduser().resolve()
+        place = Path(out).expanduser().resolve()
         partial = place.with_name(f"{place.name}.partial")
         if partial.exists():
             typer.echo(f"stopped; what is done is in {partial}, and the same command goes on there", err=True)

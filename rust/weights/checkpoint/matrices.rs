@@ -134,6 +134,12 @@ impl Checkpoint {
         self.shards.len()
     }
 
+    /// Name of the file of shard `shard`.
+    pub(in crate::weights) fn shard_name(&self, shard: usize) -> String {
+        let name = self.shards[shard].file.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    }
+
     /// Escapes of tensor `name`, by its counts; none unless it is W12.
     ///
     /// # Errors

@@ -4,6 +4,7 @@
 //! reason, leaves that directory and nothing else; the next run for the same checkpoint goes on in it. A lock keeps two
 //! runs apart, and a fingerprint of the source keeps one checkpoint's shards from ending in another's directory.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -79,6 +80,21 @@ impl OutputDir {
             let _ = fs::remove_file(&temporary);
             io_error(&path)(error)
         })
+    }
+
+    /// Refuses a directory that holds more than `files`: it would be published as part of the model.
+    pub(super) fn refuse_others(&self, files: &BTreeSet<String>) -> Result<()> {
+        let names = names_in(&self.partial)?;
+        match names
+            .iter()
+            .find(|name| *name != LOCK_FILE && !files.contains(*name))
+        {
+            None => Ok(()),
+            Some(name) => Err(taken(
+                &self.partial,
+                format!("`{name}`, which is no part of the conversion; move it away"),
+            )),
+        }
     }
 
     /// Gives the directory its name. Everything in it must be complete.
@@ -181,14 +197,18 @@ fn is_converted(dir: &Path) -> bool {
         .is_some_and(|index| !index["metadata"][VERSION_KEY].is_null())
 }
 
-/// The first name in `dir`, by alphabet.
-fn first_entry(dir: &Path) -> Result<Option<String>> {
-    let names: io::Result<Vec<String>> = fs::read_dir(dir).and_then(|entries| {
+/// The names in `dir`, by alphabet.
+fn names_in(dir: &Path) -> Result<BTreeSet<String>> {
+    let names: io::Result<BTreeSet<String>> = fs::read_dir(dir).and_then(|entries| {
         entries
             .map(|e| Ok(e?.file_name().to_string_lossy().into_owned()))
             .collect()
     });
-    Ok(names.map_err(io_error(dir))?.into_iter().min())
+    names.map_err(io_error(dir))
+}
+
+fn first_entry(dir: &Path) -> Result<Option<String>> {
+    Ok(names_in(dir)?.pop_first())
 }
 
 /// Locks `path`, writing `fingerprint` to it if it is new.
