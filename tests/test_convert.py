@@ -94,6 +94,7 @@ def test_what_is_not_weights_is_copied(converted: Path) -> None:
     assert sorted(p.name for p in converted.parent.iterdir()) == [converted.name]
     result = specpilot("doctor", converted)
     assert result.returncode == 0, result.stdout
+    assert "weights: 108 tensors" in result.stdout
 
 
 def test_every_linear_layer_that_pays_is_converted(converted: Path) -> None:

@@ -267,8 +267,10 @@ def _weights(directory: Path, kind: _Kind, *, is_cached: bool) -> Iterator[Findi
             "use the model's BF16 checkpoint",
         )
         return
+    # The parts of a matrix are one tensor.
+    num_tensors = len({_W12_PART.sub("", name) for name in held})
     yield Finding(
-        Level.OK, "weights", f"{len(held)} tensors, {num_bytes / 2**20:.1f} MiB in {len(files)} file(s)"
+        Level.OK, "weights", f"{num_tensors} tensors, {num_bytes / 2**20:.1f} MiB in {len(files)} file(s)"
     )
     available = _available_bytes()
     if available is not None and num_bytes > available:

@@ -131,7 +131,13 @@ impl Checkpoint {
         for name in weight_map.values().collect::<BTreeSet<_>>() {
             let file = self.dir.join(name);
             // A name with separators would reach outside the directory.
-            if Path::new(name).file_name() != Some(name.as_ref()) || !file.is_file() {
+            if Path::new(name).file_name() != Some(name.as_ref()) {
+                return Err(CheckpointError::ShardElsewhere {
+                    index,
+                    shard: name.clone(),
+                });
+            }
+            if !file.is_file() {
                 return Err(CheckpointError::MissingShard {
                     index,
                     shard: name.clone(),
