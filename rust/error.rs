@@ -11,7 +11,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Any error of this crate. `code` is stable and what tests and programs match on.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A device could not be set up.
+    /// A device could not be set up or is not this process's.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// A kernel refused its arguments: a bug above the kernels.
@@ -62,11 +62,6 @@ pub enum InternalError {
         /// The panic's message.
         message: String,
     },
-    /// The engine was opened in another process, whose threads a fork does not copy.
-    #[error(
-        "this engine was opened before a fork; open one in the child process (or start it with spawn)"
-    )]
-    Forked,
     /// The engine was closed by an earlier internal error.
     #[error("the engine was closed by an earlier internal error; open a new one")]
     Closed,
@@ -75,6 +70,11 @@ pub enum InternalError {
 /// Errors of the device layer.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
+    /// The engine was opened in another process, whose threads a fork does not copy.
+    #[error(
+        "this engine was opened before a fork; open one in the child process (or start it with spawn)"
+    )]
+    Forked,
     /// The operating system refused worker threads.
     #[error("could not start {num_threads} worker threads: {source}")]
     ThreadPool {

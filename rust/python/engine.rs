@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::engine::{self, Record};
-use crate::error::{InternalError, Result};
+use crate::error::{DeviceError, InternalError, Result};
 use crate::model::ModelConfig;
 use crate::options::EngineOptions;
 use crate::request::SamplingParams;
@@ -143,7 +143,7 @@ impl Engine {
         work: impl FnOnce(&mut engine::Engine) -> Result<R> + Send,
     ) -> PyResult<R> {
         if std::process::id() != self.process_id {
-            return Err(crate::error::Error::from(InternalError::Forked).into());
+            return Err(crate::error::Error::from(DeviceError::Forked).into());
         }
         let result = py.detach(|| {
             // `catch_panic` below keeps panics from poisoning the lock; a poisoned one would still hold a valid option.
