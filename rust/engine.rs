@@ -12,7 +12,8 @@ use crate::model::config::ModelConfig;
 use crate::model::decoder::Decoder;
 use crate::model::weights::DecoderWeights;
 use crate::options::{EngineOptions, WeightFormat};
-use crate::plan::budget::{Budget, available_bytes};
+use crate::plan::available::available_bytes;
+use crate::plan::budget::Budget;
 use crate::plan::footprint::{Backend, Footprint, Holdings, gdn_shape};
 use crate::plan::{EnginePlan, Limits, layer_caches};
 use crate::request::{FinishReason, Request, RequestDefaults, RequestId, SamplingParams, State};
@@ -28,6 +29,7 @@ pub struct Engine {
     plan: EnginePlan,
     scheduler: Scheduler,
     defaults: RequestDefaults,
+    /// Of the target.
     verification: Verification,
     finished: HashMap<RequestId, Request>,
     next_id: RequestId,
@@ -156,9 +158,10 @@ impl Engine {
         &self.pair.target
     }
 
-    /// What proving the target's weights took at load; nothing is proved of a plain BF16 checkpoint.
+    /// What proving the weights of target and drafter took at load; nothing is proved of a plain BF16 checkpoint.
     pub fn verification(&self) -> Verification {
-        self.verification
+        let drafter = self.pair.drafter.as_ref();
+        self.verification + drafter.map_or_else(Verification::default, |d| d.verification())
     }
 
     /// Where the engine computes.

@@ -11,7 +11,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Any error of this crate. `code` is stable and what tests and programs match on.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A device could not be set up.
+    /// A device could not be set up or is not this process's.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// A kernel refused its arguments: a bug above the kernels.
@@ -62,11 +62,6 @@ pub enum InternalError {
         /// The panic's message.
         message: String,
     },
-    /// The engine was opened in another process, whose threads a fork does not copy.
-    #[error(
-        "this engine was opened before a fork; open one in the child process (or start it with spawn)"
-    )]
-    Forked,
     /// The engine was closed by an earlier internal error.
     #[error("the engine was closed by an earlier internal error; open a new one")]
     Closed,
@@ -75,6 +70,11 @@ pub enum InternalError {
 /// Errors of the device layer.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
+    /// The engine was opened in another process, whose threads a fork does not copy.
+    #[error(
+        "this engine was opened before a fork; open one in the child process (or start it with spawn)"
+    )]
+    Forked,
     /// The operating system refused worker threads.
     #[error("could not start {num_threads} worker threads: {source}")]
     ThreadPool {
@@ -211,6 +211,20 @@ pub enum ConfigError {
         /// The value, as JSON.
         got: String,
     },
+    /// Sizes whose product no model has.
+    #[error(
+        "{file}: `{tensor}` would have shape {got:?}, but no more than {expected} elements: the sizes are damaged"
+    )]
+    Oversized {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Most elements.
+        expected: u64,
+        /// Its shape by the config.
+        got: Vec<usize>,
+    },
 }
 
 /// Errors of pairing a drafter with a target.
@@ -339,7 +353,7 @@ pub enum OptionError {
     },
     /// What the engine must hold exceeds its share of the memory.
     #[error(
-        "weights, buffers and the caches of one request of {num_tokens} tokens need {needed_bytes} bytes, but the engine may take {budget_bytes}: {} bytes are missing; {advice}", .needed_bytes - .budget_bytes
+        "weights, buffers and the caches of one request of {num_tokens} tokens need {}, but the engine may take {}: {} are missing; {advice}", human_bytes(*.needed_bytes), human_bytes(*.budget_bytes), human_bytes(.needed_bytes - .budget_bytes)
     )]
     Memory {
         /// Tokens of the request that must fit.
@@ -415,4 +429,40 @@ pub enum RequestError {
         /// The id.
         id: u64,
     },
+}
+
+/// A size with three or four digits and a decimal unit.
+fn human_bytes(num_bytes: u64) -> String {
+    let mut size = num_bytes as f64;
+    let mut unit = "B";
+    for larger in ["kB", "MB", "GB", "TB"] {
+        if size < 999.95 {
+            break;
+        }
+        (size, unit) = (size / 1000.0, larger);
+    }
+    match unit {
+        "B" => format!("{num_bytes} B"),
+        _ if size < 10.0 => format!("{size:.2} {unit}"),
+        _ => format!("{size:.1} {unit}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lack_of_memory_is_told_in_sizes_that_people_read() {
+        let error = OptionError::Memory {
+            num_tokens: 64,
+            needed_bytes: 62_345_678_901,
+            budget_bytes: 9_000_000_000,
+            advice: "buy more".to_owned(),
+        };
+        let told = "need 62.3 GB, but the engine may take 9.00 GB: 53.3 GB are missing; buy more";
+        assert!(error.to_string().ends_with(told), "{error}");
+        let sizes = [999, 1000, 999_960, 2_500_000_000_000].map(human_bytes);
+        assert_eq!(sizes, ["999 B", "1.00 kB", "1.00 MB", "2.50 TB"]);
+    }
 }

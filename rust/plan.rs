@@ -5,6 +5,7 @@
 //! allocates from an [`EnginePlan`], and `specpilot plan` prints a [`deployment::DeploymentPlan`] made by the same
 //! functions, which ask the types that allocate for their sizes.
 
+pub mod available;
 pub mod budget;
 pub mod deployment;
 pub mod footprint;

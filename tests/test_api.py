@@ -511,7 +511,7 @@ def test_whoever_waits_learns_that_a_step_failed(monkeypatch: pytest.MonkeyPatch
 def test_a_forked_child_is_told_and_can_open_its_own():
     code = """
 import os
-from specpilot_rs import LLM, SamplingParams, SpecPilotError
+from specpilot_rs import LLM, DeviceError, SamplingParams
 
 llm = LLM.demo()
 want = llm.generate("The", SamplingParams(max_tokens=8))[0].outputs[0].token_ids
@@ -520,7 +520,7 @@ if child == 0:
     try:
         llm.generate("The")
         os._exit(1)
-    except SpecPilotError as error:
+    except DeviceError as error:
         assert "fork" in str(error)
     got = LLM.demo().generate("The", SamplingParams(max_tokens=8))[0].outputs[0].token_ids
     os._exit(0 if got == want else 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from specpilot_rs import LLM, SamplingParams, SpecPilotError
+from specpilot_rs import LLM, SamplingParams, SpecPilotError, _core
 from specpilot_rs.demo import DFLASH2_DIR, TARGET_DIR
 from specpilot_rs.errors import CheckpointError, ConfigError, DrafterError, OptionError, RequestError
 from specpilot_rs.options import shown
@@ -257,3 +258,15 @@ def test_weights_that_are_no_numbers_are_told(tmp_path: Path):
     assert not llm._engine.has_unfinished()
     plan = llm._engine.describe()
     assert plan["num_free_kv_pages"] == plan["num_kv_pages"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
+def test_a_pipe_in_place_of_weights_is_not_waited_for(name: str, tmp_path: Path):
+    shutil.copy(TARGET_DIR / "config.json", tmp_path)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(SpecPilotError, match="found neither"):
+        LLM(tmp_path, skip_tokenizer_init=True)
+    with pytest.raises(SpecPilotError, match="regular file"):
+        _core.inspect_weights(tmp_path / name)

@@ -82,11 +82,22 @@ def test_prompts_from_everywhere(tmp_path: Path, text: str):
         specpilot(*common, PROMPT, "--no-speculation"),
         specpilot(*common, PROMPT, "--tree", "chain", "--num-threads", "1"),
         specpilot("generate", "--model", TARGET_DIR, "--max-tokens", "12", PROMPT),
+        specpilot(*common, PROMPT, "--weight-format", "w12", "--head", "screened"),
+        specpilot(*common, PROMPT, "--gpu-memory-utilization", "0.5", "--num-threads", "1"),
         specpilot(*common, PROMPT, "--tokenizer", TARGET_DIR, "--dtype", "float32", "--max-num-seqs", "1"),
     ):
         assert result.returncode == 0, result.stderr
         assert result.stdout.decode() == text + "\n"
         assert b"target passes" in result.stderr
+
+
+def test_options_of_the_engine_reach_it():
+    for command in (("generate", "x"), ("chat",)):
+        for option in ("--weight-format", "--head"):
+            name = option.strip("-").replace("-", "_")
+            assert f"option `{name}`" in error_of(*command, "--demo", option, "w13")
+        share = ("--gpu-memory-utilization", "0.000001")
+        assert "raise gpu_memory_utilization to 0" in error_of(*command, "--demo", *share)
 
 
 def test_json(text: str):

@@ -94,6 +94,7 @@ def test_what_is_not_weights_is_copied(converted: Path) -> None:
     assert sorted(p.name for p in converted.parent.iterdir()) == [converted.name]
     result = specpilot("doctor", converted)
     assert result.returncode == 0, result.stdout
+    assert "weights: 108 tensors" in result.stdout
 
 
 def test_every_linear_layer_that_pays_is_converted(converted: Path) -> None:
@@ -229,6 +230,29 @@ def test_a_killed_run_leaves_only_temporary_names(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+INTERRUPTED = """
+import os, signal, sys
+from specpilot_rs import cli, convert
+real = convert.convert_weights
+def interrupt(source, out, update):
+    def tell(name, done, *rest):
+        update(name, done, *rest)
+        if done == 50:
+            os.kill(os.getpid(), signal.SIGINT)
+    return real(source, out, tell)
+convert.convert_weights = interrupt
+cli.main()
+"""
+
+
+def test_ctrl_c_says_what_is_left_and_how_to_go_on(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = [sys.executable, "-c", INTERRUPTED, "convert", str(TARGET_DIR), str(out)]
+    result = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 130
+    assert result.stderr == f"stopped; what is done is in {out}.partial, and the same command goes on there\n"
+
+
 LIMITED = """
 import resource, sys
 from specpilot_rs.cli import main
@@ -280,6 +304,8 @@ def test_what_cannot_be_converted_is_refused(converted: Path, tmp_path: Path) ->
     with pytest.raises(CheckpointError, match="no such directory"):
         convert(tmp_path / "absent", tmp_path / "out")
     assert not list(tmp_path.iterdir())
+    assert "empty name" in specpilot("convert", TARGET_DIR, "", cwd=tmp_path).stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
@@ -297,3 +323,19 @@ def test_links_of_a_hub_cache_are_followed(converted: Path, tmp_path: Path) -> N
     convert(snapshot, tmp_path / "out")
     assert digests(tmp_path / "out") == digests(converted)
     assert not any(path.is_symlink() for path in (tmp_path / "out").iterdir())
+
+
+def test_a_mounted_file_system_is_refused_before_any_work(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    script = 'mount -t tmpfs none "$1" || exit 77; "$2" -m specpilot_rs.cli convert "$3" "$1"'
+    command = ["unshare", "-rm", "sh", "-c", script, "sh", out, sys.executable, TARGET_DIR]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    except FileNotFoundError:
+        pytest.skip("needs unshare")
+    if result.returncode in (1, 77):
+        pytest.skip(f"mounting is not allowed here: {result.stderr}")
+    assert result.returncode == 2
+    assert "a mounted file system" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

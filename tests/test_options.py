@@ -171,6 +171,7 @@ def test_speculation_must_be_a_mapping():
         ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"max_model_len": "long"}, "max_model_len"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
+        ({"quantization": "w12"}, "weight_format='w12'"),
         ({"seed": -1}, "seed"),
         ({"device": 0}, "device"),
         ({"profile": "x.toml"}, "profile"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,7 @@ PLAN_KEYS = {
     "assumed_escape_rate",
     "formats",
     "pool_ratio",
+    "shortfall",
 }
 
 
@@ -190,7 +193,7 @@ def test_an_engine_holds_what_was_planned():
 
 
 def test_a_share_of_the_memory_that_is_too_small():
-    with pytest.raises(OptionError, match=r"bytes are missing; .*raise gpu_memory_utilization to 0"):
+    with pytest.raises(OptionError, match=r"B are missing; .*raise gpu_memory_utilization to 0"):
         LLM.demo(gpu_memory_utilization=1e-6)
 
 
@@ -200,13 +203,7 @@ def test_a_share_of_the_memory_that_is_too_small():
         ({"memory": "80XB"}, OptionError, r"such as 80GB, 74\.5GiB.*got \"80XB\""),
         ({"memory": "-80GB"}, OptionError, "positive size"),
         ({"memory": "0"}, OptionError, "positive size"),
-        ({"memory": "10GB"}, OptionError, "bytes are missing; a larger memory or a smaller"),
-        (
-            {"memory": "52GB", "max_num_seqs": 64},
-            OptionError,
-            r"lower max_num_seqs to 4 or less",
-        ),
-        ({"memory": "48GB", "max_num_seqs": 64}, OptionError, "max_num_seqs and raise gpu_memory_util"),
+        ({"memory": "80"}, OptionError, "with its unit, such as 80GB"),
         ({"memory": None}, OptionError, "memory of device `cuda`"),
         ({"device": "tpu"}, OptionError, "auto, cpu, cuda"),
         ({"max_model_len": 10**6}, OptionError, "max_position_embeddings 262144"),
@@ -216,6 +213,26 @@ def test_a_share_of_the_memory_that_is_too_small():
 def test_mistakes_are_explained(given: dict[str, Any], error: type[Exception], says: str):
     with pytest.raises(error, match=says):
         plan(QWEN_27B, **given)
+
+
+@pytest.mark.parametrize(
+    ("memory", "max_num_seqs", "says"),
+    [
+        ("10GB", 8, "GB are missing; a larger memory or a smaller"),
+        ("52GB", 64, "lower max_num_seqs to 4 or less"),
+        ("48G", 64, "max_num_seqs and raise gpu_memory_util"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_still_shown(memory: str, max_num_seqs: int, says: str):
+    planned = plan(QWEN_27B, memory, max_num_seqs=max_num_seqs)
+    assert says in planned["shortfall"]
+    requests = ("--max-num-seqs", str(max_num_seqs))
+    result = specpilot("plan", QWEN_27B, "--memory", memory, "--device", "cuda", *requests)
+    assert result.returncode == 2
+    assert result.stdout.decode() == render(planned) + "\n"
+    assert "linear layers" in render(planned)
+    assert "Nothing fits" in render(planned)
+    assert result.stderr.decode() == f"error: {planned['shortfall']}\n"
 
 
 def test_a_directory_without_config(tmp_path: Path):
@@ -253,6 +270,7 @@ def test_the_table():
     assert len({len(line) for line in table}) == 1, "columns line up"
     assert table[0].split() == ["BF16", "W12"]
     assert "linear layers" in text
+    assert "In memory W12 is estimated at 12.0" in text
     assert "The KV pool is 2.79 times as large with W12." in text
     assert "26.896 B parameters" in lines[0]
     assert result.stderr == b""
@@ -273,6 +291,35 @@ def test_json_on_the_command_line():
 def test_errors_on_the_command_line(tmp_path: Path):
     assert "such as 80GB" in error_of("plan", QWEN_27B, "--memory", "80 gigs")
     assert "config.json" in error_of("plan", tmp_path, "--memory", "1GB")
-    assert "bytes are missing" in error_of("plan", QWEN_27B, "--memory", "1GB")
     assert "max_num_seqs" in error_of("plan", QWEN_27B, "--memory", "80GB", "--max-num-seqs", "0")
     assert "no such directory" in error_of("plan", tmp_path / "nothing")
+
+
+LIMITED = """
+import resource, sys
+from specpilot_rs import LLM, OptionError, doctor
+def mapped():
+    return next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith("VmSize")) * 1024
+resource.setrlimit(resource.RLIMIT_AS, (mapped() + (200 << 20),) * 2)
+[memory] = [f for f in doctor.examine(None) if f.what == "memory"]
+assert float(memory.message.split()[0]) < 0.21, memory
+try:
+    LLM.demo(max_num_seqs=1024, head="dense", num_threads=1)
+except OptionError as error:
+    print(error)
+"""
+
+
+def test_a_limit_on_the_process_is_a_limit_on_the_engine():
+    result = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "are missing" in result.stdout
+
+
+def test_a_model_that_w12_does_not_pay_for(tmp_path: Path):
+    config = json.loads((LLAMA_8B / "config.json").read_bytes())
+    config |= {"hidden_size": 16, "intermediate_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "head_dim": 8}))
+    planned = plan(tmp_path, "40GB")
+    assert planned["formats"]["w12"]["num_w12_matrices"] == 0
+    assert "W12 pays for no matrix of this model" in render(planned)

@@ -104,6 +104,10 @@ def test_speculation(
     for target, drafter in ((demo_dir, drafter_dir), (demo_dir, DFLASH2_DIR), (TARGET_DIR, DFLASH2_DIR)):
         config = {"model": str(drafter), "tree_nodes": tree_nodes}
         llm = LLM(target, speculative_config=config, max_model_len=2048)
+        converted = [directory for directory in (target, drafter) if directory in (demo_dir, drafter_dir)]
+        check = llm.describe()["weight_check"]
+        num_proved = sum(len(inspect(directory)) for directory in converted)
+        assert (check["num_tensors"] if check else 0) == num_proved
         outputs = llm.generate(prompts, PARAMS, use_tqdm=False, record_logits=True, record_rounds=True)
         assert_same_bits(outputs, plain)
         # The drafter's bits are the same too, and so is every draft.
@@ -130,9 +134,10 @@ def test_target_and_drafter_cannot_change_places(drafter_dir: Path, demo_dir: Pa
     with pytest.raises(DrafterError):
         LLM(TARGET_DIR, speculative_config={"model": str(demo_dir)})
     for directory in (drafter_dir, DFLASH2_DIR):
-        with pytest.raises(SpecPilotError, match="is a drafter, expected a target") as raised:
-            LLM(directory, skip_tokenizer_init=True)
-        assert raised.value.code == "config"
+        for skip_tokenizer_init in (True, False):
+            with pytest.raises(SpecPilotError, match="is a drafter, expected a target") as raised:
+                LLM(directory, skip_tokenizer_init=skip_tokenizer_init)
+            assert raised.value.code == "config"
 
 
 @pytest.fixture(scope="module")

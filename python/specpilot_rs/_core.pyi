@@ -26,6 +26,8 @@ __all__ = [
     "SpecPilotError",
     "StepEvent",
     "__version__",
+    "available_bytes",
+    "check_target",
     "convert_weights",
     "inspect_weights",
     "kernels",
@@ -98,6 +100,7 @@ class SamplingParamsLike(Protocol):
     @property
     def stop_token_ids(self) -> Sequence[int]: ...
 
+def check_target(model: str | PathLike[str]) -> None: ...
 @final
 class Engine:
     def __new__(cls, *, model: str, drafter: str | None, options: EngineOptionsLike) -> Engine: ...
@@ -117,6 +120,7 @@ class Engine:
     def add_score_request(self, prompt_token_ids: Sequence[int]) -> int: ...
     def has_unfinished(self) -> bool: ...
 
+def available_bytes() -> int | None: ...
 def plan(
     *,
     model: str,

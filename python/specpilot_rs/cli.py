@@ -21,7 +21,7 @@ try:
 
     import typer
 
-    from specpilot_rs.options import EngineOptions, SamplingParams, SpeculativeConfig, help_of, request_error
+    from specpilot_rs.options import EngineOptions, SamplingParams, SpeculativeConfig, help_of, option_error, request_error
 except KeyboardInterrupt:  # `main`, which answers it from then on, is not there yet
     sys.exit(130)
 
@@ -54,6 +54,9 @@ DraftLengthOption = Annotated[
 ]
 PlainOption = Annotated[bool, typer.Option("--no-speculation", help="Decode plainly.")]
 ContextOption = Annotated[int | None, typer.Option(help=help_of(EngineOptions, "max_model_len"))]
+FormatOption = Annotated[str, typer.Option(help=help_of(EngineOptions, "weight_format"))]
+HeadOption = Annotated[str, typer.Option(help=help_of(EngineOptions, "head"))]
+MemoryShareOption = Annotated[float, typer.Option(help=help_of(EngineOptions, "gpu_memory_utilization"))]
 ThreadsOption = Annotated[int | None, typer.Option(help=help_of(EngineOptions, "num_threads"))]
 MaxTokensOption = Annotated[int, typer.Option(help=help_of(SamplingParams, "max_tokens"))]
 StopOption = Annotated[list[str] | None, typer.Option(help=help_of(SamplingParams, "stop") + " Repeatable.")]
@@ -109,6 +112,9 @@ def generate(
     max_num_seqs: RequestsOption = EngineOptions.max_num_seqs,
     tokenizer: TokenizerOption = None,
     dtype: DtypeOption = EngineOptions.dtype,
+    weight_format: FormatOption = EngineOptions.weight_format,
+    head: HeadOption = EngineOptions.head,
+    gpu_memory_utilization: MemoryShareOption = EngineOptions.gpu_memory_utilization,
     num_threads: ThreadsOption = None,
 ) -> None:
     """Complete a prompt, or a file of prompts."""
@@ -127,6 +133,9 @@ def generate(
         max_num_seqs=max_num_seqs,
         tokenizer=tokenizer,
         dtype=dtype,
+        weight_format=weight_format,
+        head=head,
+        gpu_memory_utilization=gpu_memory_utilization,
         num_threads=num_threads,
     )
     prompts = [_prompt_of(record) for record in records]
@@ -178,6 +187,9 @@ def chat(
     max_model_len: ContextOption = None,
     tokenizer: TokenizerOption = None,
     dtype: DtypeOption = EngineOptions.dtype,
+    weight_format: FormatOption = EngineOptions.weight_format,
+    head: HeadOption = EngineOptions.head,
+    gpu_memory_utilization: MemoryShareOption = EngineOptions.gpu_memory_utilization,
     num_threads: ThreadsOption = None,
 ) -> None:
     """Talk to a model: one line of stdin is one turn. /reset forgets the conversation, /exit ends."""
@@ -194,6 +206,9 @@ def chat(
         max_num_seqs=1,
         tokenizer=tokenizer,
         dtype=dtype,
+        weight_format=weight_format,
+        head=head,
+        gpu_memory_utilization=gpu_memory_utilization,
         num_threads=num_threads,
     )
     opening = [] if system is None else [{"role": "system", "content": system}]
@@ -228,10 +243,8 @@ def plan(
     device: Annotated[str, typer.Option(help="Where the engine would run: cpu or cuda.")] = "cpu",
     max_model_len: ContextOption = None,
     max_num_seqs: RequestsOption = EngineOptions.max_num_seqs,
-    gpu_memory_utilization: Annotated[
-        float, typer.Option(help=help_of(EngineOptions, "gpu_memory_utilization"))
-    ] = EngineOptions.gpu_memory_utilization,
-    head: Annotated[str, typer.Option(help=help_of(EngineOptions, "head"))] = EngineOptions.head,
+    gpu_memory_utilization: MemoryShareOption = EngineOptions.gpu_memory_utilization,
+    head: HeadOption = EngineOptions.head,
     as_json: JsonOption = False,
 ) -> None:
     """Show what an engine would hold, as BF16 and as W12, and the context that fits beside it."""
@@ -253,12 +266,14 @@ def plan(
         _write_json(planned)
     else:
         typer.echo(render(planned))
+    if planned["shortfall"] is not None:
+        raise option_error(planned["shortfall"])
 
 
 @app.command()
 def convert(
     model: Annotated[str, typer.Argument(help="A target or drafter in BF16: a directory or a hub id.")],
-    out: Annotated[Path, typer.Argument(help="The directory to write; absent or empty.")],
+    out: Annotated[str, typer.Argument(help="The directory to write; absent or empty.")],
     weight_format: Annotated[str, typer.Option(help="Format of the linear layers: w12.")] = "w12",
     revision: RevisionOption = None,
     as_json: JsonOption = False,
@@ -266,7 +281,14 @@ def convert(
     """Write a model in a smaller format that decodes to the same bits. A stopped run goes on where it was."""
     from specpilot_rs.convert import convert as run
 
-    made = run(model, out, weight_format, revision=revision)
+    try:
+        made = run(model, out, weight_format, revision=revision)
+    except KeyboardInterrupt:
+        place = Path(out).expanduser().resolve()
+        partial = place.with_name(f"{place.name}.partial")
+        if partial.exists():
+            typer.echo(f"stopped; what is done is in {partial}, and the same command goes on there", err=True)
+        raise
     if as_json:
         _write_json(made.to_dict())
         return

@@ -73,6 +73,8 @@ def convert(
         raise OptionError(
             f"option `weight_format` should be {' or '.join(FORMATS)} to convert to, got {weight_format!r}"
         )
+    if not os.fspath(out):
+        raise OptionError("option `out` should be the directory to write, got an empty name")
     source = model_directory(model, revision)
     directory = Path(out).expanduser().absolute()
     with _Bar(use_tqdm) as bar:

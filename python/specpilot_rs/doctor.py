@@ -123,11 +123,10 @@ def _extension() -> Finding:
 
 def _available_bytes() -> int | None:
     try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    kib = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
-    return None if kib is None else int(kib) * 1024
+        from specpilot_rs._core import available_bytes
+    except ImportError:
+        return None  # reported with the environment
+    return available_bytes()
 
 
 def _model(model: str | os.PathLike[str], revision: str | None) -> Iterator[Finding]:
@@ -268,8 +267,10 @@ def _weights(directory: Path, kind: _Kind, *, is_cached: bool) -> Iterator[Findi
             "use the model's BF16 checkpoint",
         )
         return
+    # The parts of a matrix are one tensor.
+    num_tensors = len({_W12_PART.sub("", name) for name in held})
     yield Finding(
-        Level.OK, "weights", f"{len(held)} tensors, {num_bytes / 2**20:.1f} MiB in {len(files)} file(s)"
+        Level.OK, "weights", f"{num_tensors} tensors, {num_bytes / 2**20:.1f} MiB in {len(files)} file(s)"
     )
     available = _available_bytes()
     if available is not None and num_bytes > available:

@@ -17,7 +17,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from specpilot_rs._core import Engine, ScoreRecord
+from specpilot_rs._core import Engine, ScoreRecord, check_target
 from specpilot_rs.demo import DFLASH2_DIR, TARGET_DIR
 from specpilot_rs.errors import OptionError, RequestError, SpecPilotError
 from specpilot_rs.hub import model_directory
@@ -126,6 +126,8 @@ class LLM:
         drafter = _drafter_directory(speculation)
         target = model_directory(model, revision)
         self._tokenizer: Tokenizer | None = None
+        # A drafter has no tokenizer either, and that it is none is the better answer.
+        check_target(target)
         if not skip_tokenizer_init:
             self._tokenizer = Tokenizer(target if tokenizer is None else model_directory(tokenizer))
             end = self._tokenizer.eos_token_id

@@ -83,7 +83,7 @@ _NEUTRAL: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "trust_remote_code": ((False,), "code of a checkpoint is never run"),
         "tokenizer_mode": (("auto",), "there is one tokenizer"),
         "load_format": (("auto", "safetensors"), "weights are read from safetensors"),
-        "quantization": ((None,), "weights are held as the checkpoint has them"),
+        "quantization": ((None,), "weights keep their bits; weight_format='w12' holds them in 12"),
         "kv_cache_dtype": (("auto",), "keys and values are held as `dtype`"),
         "enforce_eager": ((True, False), "nothing is captured or compiled"),
         "enable_prefix_caching": ((None, False), "prompts share no memory"),

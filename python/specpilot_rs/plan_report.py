@@ -53,10 +53,11 @@ def plan_memory(
         options: Limits, speculation and the share of the memory that the engine may take.
 
     Returns:
-        Sizes in bytes by purpose and the KV pool that they leave, for each weight format.
+        Sizes in bytes by purpose and the KV pool that they leave, for each weight format; `shortfall` says
+        what to change if neither fits the memory, and is None otherwise.
 
     Raises:
-        SpecPilotError: A config cannot be used, or neither format fits the memory.
+        SpecPilotError: A config or an option cannot be used.
     """
     model_dir = model_directory(model, files=CONFIG_FILES)
     drafter_dir = None if drafter is None else model_directory(drafter, files=CONFIG_FILES)
@@ -123,7 +124,9 @@ def _head(plan: dict[str, Any]) -> Iterator[str]:
 
 def _notes(plan: dict[str, Any]) -> Iterator[str]:
     bf16, w12 = plan["formats"]["bf16"], plan["formats"]["w12"]
-    if plan["pool_ratio"] is None:
+    if plan["shortfall"] is not None:
+        yield "Nothing fits: neither format leaves room for a request."
+    elif plan["pool_ratio"] is None:
         yield f"Without W12 nothing fits: {human_bytes(bf16['missing_bytes'])} missing for one full request."
     else:
         yield f"The KV pool is {plan['pool_ratio']:.2f} times as large with W12."
@@ -134,11 +137,13 @@ def _notes(plan: dict[str, Any]) -> Iterator[str]:
                 f"{human_bytes(form['missing_bytes'])}; set max_model_len to {form['pool_tokens']:,} or less."
             )
     bits = f"{w12['linear_bits_per_weight']:.3f} bits a weight in {w12['num_w12_matrices']} matrices"
-    if w12["is_estimate"]:
+    if not w12["num_w12_matrices"]:
+        yield "W12 pays for no matrix of this model: all stay BF16."
+    elif w12["is_estimate"]:
         yield (
-            f"W12 is estimated at {bits}: 12 bits, a base per channel, a count per tile and "
+            f"In memory W12 is estimated at {bits}: 12 bits, a base per channel, a count per tile and "
             f"{plan['assumed_escape_rate']:g} escapes a weight; convert the model for exact sizes."
         )
     else:
-        yield f"W12 sizes are read from the checkpoint: {bits}."
+        yield f"In memory W12 takes {bits}, by the checkpoint's headers; `specpilot inspect` shows its files."
     yield "Not counted: the driver's own memory, a kernel's scratch, and a matrix a thread while loading."

@@ -15,6 +15,7 @@ use crate::device::{Buffer, Device};
 use crate::error::{DrafterError, Result};
 use crate::model::DecoderWeights;
 use crate::options::speculation::DraftScores;
+use crate::weights::checkpoint::Verification;
 
 /// A loaded drafter.
 pub(super) struct BlockDrafter {
@@ -61,6 +62,10 @@ impl BlockDrafter {
 impl Drafter for BlockDrafter {
     fn weight_bytes(&self) -> usize {
         self.weights.num_bytes()
+    }
+
+    fn verification(&self) -> Verification {
+        self.weights.verification
     }
 
     fn taps(&self) -> &[usize] {

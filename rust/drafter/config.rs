@@ -90,7 +90,7 @@ impl DrafterConfig {
         let checkpoint = Checkpoint::open(dir)?;
         let format = format::detect(dir, &file.root(), &checkpoint)?;
         let config = Self::from_root(&file, format, Some(&checkpoint))?;
-        let tensors = config.tensors();
+        let tensors = config.checked_tensors(&file)?;
         checkpoint.check(&tensors)?;
         for (name, _) in &tensors {
             checkpoint.skip(name);
@@ -109,7 +109,17 @@ impl DrafterConfig {
         }
         let file = ConfigFile::read(&dir.join("config.json"))?;
         let format = format::by_name(dir, &file.root())?;
-        Self::from_root(&file, format, None)
+        let config = Self::from_root(&file, format, None)?;
+        config.checked_tensors(&file)?;
+        Ok(config)
+    }
+
+    fn checked_tensors(&self, file: &ConfigFile) -> Result<Vec<(String, Vec<usize>)>, Error> {
+        let tensors = self.tensors();
+        for (name, shape) in &tensors {
+            file.check_shape(name, shape)?;
+        }
+        Ok(tensors)
     }
 
     fn from_root(

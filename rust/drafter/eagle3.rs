@@ -29,6 +29,7 @@ use crate::kernels::tree_attention::KV_BLOCK;
 use crate::kernels::{Kernel, check_size};
 use crate::model::DecoderWeights;
 use crate::options::speculation::DraftScores;
+use crate::weights::checkpoint::Verification;
 use forward::{Entry, Layer, Pass, Tail, TreeContext};
 use weights::Eagle3Weights;
 
@@ -235,6 +236,10 @@ impl Eagle3 {
 impl Drafter for Eagle3 {
     fn weight_bytes(&self) -> usize {
         self.weights.num_bytes()
+    }
+
+    fn verification(&self) -> Verification {
+        self.weights.verification
     }
 
     fn taps(&self) -> &[usize] {

@@ -28,6 +28,7 @@ use crate::device::{Buffer, Device};
 use crate::error::Result;
 use crate::model::{DecoderWeights, ModelConfig};
 use crate::options::speculation::DraftScores;
+use crate::weights::checkpoint::Verification;
 use config::DrafterConfig;
 use footprint::DrafterSizes;
 use proposal::Proposal;
@@ -87,6 +88,11 @@ pub struct ContextRows<'a> {
 pub trait Drafter: Send {
     /// Bytes of its weights in memory.
     fn weight_bytes(&self) -> usize;
+
+    /// What proving its weights took at load; nothing is proved of a drafter without W12 weights.
+    fn verification(&self) -> Verification {
+        Verification::default()
+    }
 
     /// Target layers, 0-based, whose outputs [`extend`](Self::extend) wants, in this order.
     fn taps(&self) -> &[usize];

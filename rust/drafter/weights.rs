@@ -9,6 +9,7 @@ use crate::device::Buffer;
 use crate::error::CheckpointError;
 use crate::kernels::bf16_matmul::PackedBf16;
 use crate::options::WeightFormat;
+use crate::weights::checkpoint::Verification;
 use crate::weights::{Checkpoint, Linear};
 
 type Result<T, E = CheckpointError> = std::result::Result<T, E>;
@@ -31,6 +32,8 @@ pub(super) struct BlockWeights {
     pub(super) confidence: Option<ConfidenceWeights>,
     /// Head of a drafter with a vocabulary of its own.
     pub(super) head: Option<OwnHead>,
+    /// What proving them took.
+    pub(super) verification: Verification,
 }
 
 /// Weights of one layer.
@@ -136,7 +139,8 @@ impl BlockWeights {
             checkpoint: &checkpoint,
             config,
         };
-        let weights = Self {
+        let mut weights = Self {
+            verification: Verification::default(),
             fc: loader.linear("fc", config.hidden_size, config.taps_dim())?,
             hidden_norm: loader.norm("hidden_norm", config.hidden_size)?,
             layers: (0..config.layers.len())
@@ -162,6 +166,7 @@ impl BlockWeights {
                 .transpose()?,
         };
         checkpoint.finish(config.copies())?;
+        weights.verification = checkpoint.verification();
         Ok(weights)
     }
 

@@ -43,6 +43,14 @@ pub enum CheckpointError {
         /// The shard's file name.
         shard: String,
     },
+    /// The index names a shard that does not lie beside it.
+    #[error("{index}: names shard `{shard}`, expected the name of a file beside the index")]
+    ShardElsewhere {
+        /// The index file.
+        index: PathBuf,
+        /// The shard as the index names it.
+        shard: String,
+    },
     /// The index says a tensor is in a shard that does not hold it.
     #[error("{file}: the index places tensor `{tensor}` here, but the file does not hold it")]
     NotInShard {

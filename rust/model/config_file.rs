@@ -11,6 +11,10 @@ use crate::error::ConfigError;
 
 type Result<T, E = ConfigError> = std::result::Result<T, E>;
 
+/// Most elements of a tensor or a recurrent state, a hundred times those of any model. With at most ten thousand layers
+/// of them, no size in bytes of weights, of a page or of a slot reaches 2^64, so plans need not check each product.
+const MAX_ELEMENTS: u64 = 1 << 36;
+
 /// A parsed config file.
 #[derive(Debug)]
 pub struct ConfigFile {
@@ -42,6 +46,25 @@ impl ConfigFile {
             Err(source) => Err(ConfigError::Json {
                 file: path.to_owned(),
                 source,
+            }),
+        }
+    }
+
+    /// Checks that `tensor` of `shape` is of a size that can be.
+    ///
+    /// # Errors
+    /// [`ConfigError::Oversized`].
+    pub fn check_shape(&self, tensor: &str, shape: &[usize]) -> Result<()> {
+        let num_elements = shape
+            .iter()
+            .try_fold(1_u64, |product, &size| product.checked_mul(size as u64));
+        match num_elements {
+            Some(num_elements) if num_elements <= MAX_ELEMENTS => Ok(()),
+            _ => Err(ConfigError::Oversized {
+                file: self.path.clone(),
+                tensor: tensor.to_owned(),
+                expected: MAX_ELEMENTS,
+                got: shape.to_vec(),
             }),
         }
     }

@@ -106,12 +106,21 @@ pub(super) fn read_config(dir: &Path) -> Result<ModelConfig> {
         ids.dedup();
     }
 
+    if suppress_tokens.len() >= vocab_size {
+        return Err(ConfigError::Value {
+            file: generation_path,
+            key: "suppress_tokens".to_owned(),
+            expected: "ids that leave a token to be chosen".to_owned(),
+            got: format!("all {vocab_size} of the vocabulary"),
+        });
+    }
+
     // A wrapper's own key decides for the whole model; its language part may repeat or omit it.
     let tied = match root.optional_flag("tie_word_embeddings")? {
         Some(tied) => tied,
         None => text.optional_flag("tie_word_embeddings")?.unwrap_or(false),
     };
-    Ok(ModelConfig {
+    let config = ModelConfig {
         architecture: family.architecture.to_owned(),
         weight_names: family.names,
         vocab_size,
@@ -127,7 +136,15 @@ pub(super) fn read_config(dir: &Path) -> Result<ModelConfig> {
         gdn: traits.gdn,
         eos_token_ids,
         suppress_tokens,
-    })
+    };
+    for (name, shape) in config.weight_names.tensors(&config) {
+        file.check_shape(&name, &shape)?;
+    }
+    if let Some(gdn) = &config.gdn {
+        let shape = [gdn.num_value_heads, gdn.key_dim, gdn.value_dim];
+        file.check_shape("a recurrent state", &shape)?;
+    }
+    Ok(config)
 }
 
 fn find_family(path: &Path, root: &Section<'_>) -> Result<&'static Family> {

@@ -75,21 +75,12 @@ impl Budget {
         if !changes.is_empty() {
             return changes.join(", or ");
         }
-        let least = footprint.bytes_with(1) - (footprint.num_slots as u64 - 1) * slot_bytes;
+        let other_slots = (footprint.num_slots as u64 - 1).saturating_mul(slot_bytes);
+        let least = footprint.bytes_with(1).saturating_sub(other_slots);
         match least <= self.memory_bytes {
             true => "lower max_model_len and max_num_seqs and raise gpu_memory_utilization",
             false => "a larger memory or a smaller model is needed",
         }
         .to_owned()
     }
-}
-
-/// Memory that the operating system could give without swapping, where it says so.
-pub fn available_bytes() -> Option<u64> {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = meminfo
-        .lines()
-        .find(|line| line.starts_with("MemAvailable:"))?;
-    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    Some(kib * 1024)
 }

@@ -4,14 +4,16 @@
 use std::path::Path;
 
 use super::Limits;
-use super::budget::{Budget, available_bytes};
+use super::available::available_bytes;
+use super::budget::Budget;
 use super::footprint::{Backend, Footprint, Holdings};
 use super::weight_bytes::num_parameters;
 use crate::drafter::config::DrafterConfig;
 use crate::drafter::{PairFiles, pairing};
-use crate::error::{OptionError, Result};
+use crate::error::{CheckpointError, OptionError, Result};
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::model::config::ModelConfig;
+use crate::model::config_file::ConfigFile;
 use crate::options::{EngineOptions, WeightFormat};
 use crate::weights::Checkpoint;
 
@@ -29,7 +31,7 @@ pub struct Setting<'a> {
 }
 
 /// A planned deployment.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct DeploymentPlan {
     /// The target.
     pub config: ModelConfig,
@@ -45,6 +47,9 @@ pub struct DeploymentPlan {
     pub bf16: FormatPlan,
     /// Linear layers as W12.
     pub w12: FormatPlan,
+    /// [`OptionError::Memory`] when no format leaves room for a request: of `max_model_len` tokens when that was given,
+    /// of one page when it was left to the model.
+    pub shortfall: Option<OptionError>,
 }
 
 /// What one weight format comes to.
@@ -62,9 +67,8 @@ impl DeploymentPlan {
     /// Plans `options` in `setting`.
     ///
     /// # Errors
-    /// [`OptionError::Memory`] when no format leaves room for a request: of `max_model_len` tokens when that was
-    /// given, of one page when it was left to the model. Errors of configs, headers, options and pairing as when an
-    /// engine opens.
+    /// Errors of configs, headers, options and pairing as when an engine opens. That nothing fits is none: what would be
+    /// held shows why.
     pub fn new(options: &EngineOptions, setting: Setting<'_>) -> Result<Self> {
         options.validate()?;
         let config = ModelConfig::read(setting.model)?;
@@ -86,6 +90,7 @@ impl DeploymentPlan {
             Some(dir) => headers_in(dir)?,
             None => None,
         };
+        refuse_quantized(setting.model, &config, headers.as_ref())?;
         let limits = Limits::resolve(options, &config, drafter.as_ref(), setting.backend)?;
         let memory_bytes = match (setting.memory_bytes, setting.backend) {
             (Some(bytes), _) => Some(bytes),
@@ -116,9 +121,10 @@ impl DeploymentPlan {
         };
         let (bf16, w12) = (format(WeightFormat::Bf16), format(WeightFormat::W12));
         let num_tokens = options.max_model_len.unwrap_or(KV_BLOCK);
-        if budget.missing_bytes(&bf16.footprint, num_tokens) > 0 {
-            budget.require(&w12.footprint, num_tokens)?;
-        }
+        let shortfall = match budget.missing_bytes(&bf16.footprint, num_tokens) {
+            0 => None,
+            _ => budget.require(&w12.footprint, num_tokens).err(),
+        };
         Ok(Self {
             num_parameters: num_parameters(&config),
             config,
@@ -127,11 +133,43 @@ impl DeploymentPlan {
             budget,
             bf16,
             w12,
+            shortfall,
         })
     }
 
     /// How many times as many KV tokens fit with W12 as with BF16; `None` when none fits with BF16.
     pub fn pool_ratio(&self) -> Option<f64> {
         (self.bf16.num_pages > 0).then(|| self.w12.num_pages as f64 / self.bf16.num_pages as f64)
+    }
+}
+
+/// Refuses a model whose weights are in a format that no engine opens: by their headers, or what the config says of
+/// weights that are not there.
+fn refuse_quantized(dir: &Path, config: &ModelConfig, headers: Option<&Checkpoint>) -> Result<()> {
+    if let Some(headers) = headers {
+        for (name, shape) in config.weight_names.tensors(config) {
+            match (headers.dtype(&name), shape.len()) {
+                (None | Some("BF16" | "W12"), _) => {}
+                (Some("F32"), num_dims) if num_dims != 2 => {}
+                (Some(dtype), _) => {
+                    return Err(CheckpointError::Dtype {
+                        file: headers.file(&name).unwrap_or(dir).to_owned(),
+                        tensor: name,
+                        expected: "BF16 or W12",
+                        got: dtype.to_owned(),
+                    }
+                    .into());
+                }
+            }
+        }
+        return Ok(());
+    }
+    let file = ConfigFile::read(&dir.join("config.json"))?;
+    let root = file.root();
+    match root.get("quantization_config") {
+        None => Ok(()),
+        Some(_) => Err(root
+            .invalid("quantization_config", "absent, as in a BF16 checkpoint")
+            .into()),
     }
 }

@@ -159,7 +159,7 @@ impl Footprint {
 
     /// Everything but pages, by purpose.
     pub fn parts(&self) -> [(&'static str, u64); 14] {
-        let slots = |bytes: usize| (self.num_slots * bytes) as u64;
+        let slots = |bytes: usize| (self.num_slots as u64).saturating_mul(bytes as u64);
         [
             ("linear_layers", self.weights.linear),
             ("embedding", self.weights.embedding),
@@ -176,14 +176,17 @@ impl Footprint {
             ("logits", self.pass.logits as u64),
             (
                 "drafter_workspace",
-                self.drafter.scratch as u64 + slots(self.drafter.slot),
+                slots(self.drafter.slot).saturating_add(self.drafter.scratch as u64),
             ),
         ]
     }
 
-    /// Bytes of everything but pages.
+    /// Bytes of everything but pages. Sums over slots and pages saturate: what reaches 2^64 fits no memory.
     pub fn fixed_bytes(&self) -> u64 {
-        self.parts().iter().map(|(_, bytes)| bytes).sum()
+        let parts = self.parts();
+        parts
+            .iter()
+            .fold(0, |sum, (_, bytes)| u64::saturating_add(sum, *bytes))
     }
 
     /// Bytes that each slot adds to them.
@@ -198,7 +201,9 @@ impl Footprint {
 
     /// Bytes when a request of `num_tokens` runs.
     pub fn bytes_with(&self, num_tokens: usize) -> u64 {
-        self.fixed_bytes() + num_tokens.div_ceil(KV_BLOCK) as u64 * self.page_bytes()
+        let num_pages = num_tokens.div_ceil(KV_BLOCK) as u64;
+        self.fixed_bytes()
+            .saturating_add(num_pages.saturating_mul(self.page_bytes()))
     }
 }
 

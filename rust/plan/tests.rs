@@ -11,7 +11,7 @@ use super::footprint::{Backend, Footprint, Holdings};
 use super::weight_bytes::{SizeBasis, WeightBytes, num_parameters};
 use super::*;
 use crate::convert::convert_model;
-use crate::error::{ConfigError, Error};
+use crate::error::{CheckpointError, ConfigError, Error};
 use crate::options::{PromptLookup, WeightFormat};
 use crate::weights::Checkpoint;
 use crate::weights::inspect::inspect;
@@ -57,6 +57,15 @@ fn setting<'a>(model: &'a Path, memory_bytes: u64) -> Setting<'a> {
         drafter: None,
         backend: Backend::Cuda,
         memory_bytes: Some(memory_bytes),
+    }
+}
+
+/// The plan, or why nothing fits.
+fn fitting(options: &EngineOptions, setting: Setting<'_>) -> Result<DeploymentPlan> {
+    let mut plan = DeploymentPlan::new(options, setting)?;
+    match plan.shortfall.take() {
+        None => Ok(plan),
+        Some(error) => Err(error.into()),
     }
 }
 
@@ -249,7 +258,7 @@ fn a_drafter_is_planned_from_its_config() {
 #[test]
 fn what_is_missing_is_said_with_what_to_change() {
     let dir = published("qwen3.8-27b");
-    let plan = |options: &EngineOptions, bytes| DeploymentPlan::new(options, setting(&dir, bytes));
+    let plan = |options: &EngineOptions, bytes| fitting(options, setting(&dir, bytes));
     let error = |options: &EngineOptions, bytes| plan(options, bytes).unwrap_err().to_string();
     // What follows `text` in an error.
     let value = |error: &str, text: &str| -> f64 {
@@ -268,7 +277,7 @@ fn what_is_missing_is_said_with_what_to_change() {
         message.contains("one request of 200000 tokens"),
         "{message}"
     );
-    assert!(message.contains("bytes are missing; "), "{message}");
+    assert!(message.contains("GB are missing; "), "{message}");
     let lowered = |max_model_len: f64| EngineOptions {
         max_model_len: Some(max_model_len as usize),
         ..long.clone()
@@ -336,6 +345,90 @@ fn an_index_without_its_shards_is_no_checkpoint() {
     ));
 }
 
+/// Writes the config in `published(name)` to `dir`, with `edit` made to the object that holds its sizes.
+fn write_config(dir: &Path, name: &str, edit: impl FnOnce(&mut serde_json::Value)) {
+    let text = std::fs::read(published(name).join("config.json")).unwrap();
+    let mut config: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    match config.get_mut("text_config") {
+        Some(section) => edit(section),
+        None => edit(&mut config),
+    }
+    std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
+}
+
+#[test]
+fn sizes_whose_products_wrap_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let huge: [(&str, &[&str]); 5] = [
+        ("llama-3.1-8b", &["num_attention_heads", "head_dim"]),
+        ("llama-3.1-8b", &["vocab_size", "hidden_size"]),
+        ("llama-3.1-8b", &["intermediate_size"]),
+        (
+            "qwen3.5-4b",
+            &["linear_key_head_dim", "linear_value_head_dim"],
+        ),
+        ("qwen3.5-4b", &["linear_conv_kernel_dim"]),
+    ];
+    for (name, keys) in huge {
+        write_config(dir.path(), name, |config| {
+            for key in keys {
+                config[*key] = (1 << 30).into();
+            }
+        });
+        assert!(
+            matches!(
+                DeploymentPlan::new(&options(1), setting(dir.path(), GIB)),
+                Err(Error::Config(ConfigError::Oversized { .. }))
+            ),
+            "{name} {keys:?}"
+        );
+    }
+    let target = published("qwen3.8-27b");
+    write_config(dir.path(), "qwen3.8-27b-dflash2", |config| {
+        config["head_dim"] = (1 << 30).into();
+    });
+    let with_drafter = Setting {
+        drafter: Some(dir.path()),
+        ..setting(&target, GIB)
+    };
+    assert!(matches!(
+        DeploymentPlan::new(&options(1), with_drafter),
+        Err(Error::Config(ConfigError::Oversized { .. }))
+    ));
+}
+
+#[test]
+fn the_largest_sizes_let_in_fit_no_memory() {
+    // Every factor at its bound: pages, slots and tokens multiply to far more than 2^64 bytes.
+    let dir = tempfile::tempdir().unwrap();
+    write_config(dir.path(), "qwen3.5-4b", |config| {
+        for (key, size) in [
+            ("hidden_size", 64),
+            ("num_attention_heads", 1 << 14),
+            ("num_key_value_heads", 1 << 14),
+            ("head_dim", 1 << 14),
+            ("linear_num_key_heads", 1 << 10),
+            ("linear_num_value_heads", 1 << 10),
+            ("linear_key_head_dim", 1 << 13),
+            ("linear_value_head_dim", 1 << 13),
+            ("num_hidden_layers", 10_000),
+            ("max_position_embeddings", i32::MAX),
+        ] {
+            config[key] = size.into();
+        }
+        config["full_attention_interval"] = 2.into();
+        config["layer_types"] = serde_json::Value::Null;
+    });
+    let memory_bytes = 1 << 59;
+    let error = fitting(&options(1024), setting(dir.path(), memory_bytes)).unwrap_err();
+    match error {
+        Error::Option(OptionError::Memory { needed_bytes, .. }) => {
+            assert!(needed_bytes > memory_bytes);
+        }
+        other => panic!("{other}"),
+    }
+}
+
 #[test]
 fn other_mistakes_are_typed() {
     let empty = tempfile::tempdir().unwrap();
@@ -391,4 +484,24 @@ proptest! {
             Err(other) => prop_assert!(false, "{}", other),
         }
     }
+}
+
+#[test]
+fn weights_that_no_engine_opens_are_not_planned() {
+    let fp8 = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families/qwen3_5_fp8");
+    let error = DeploymentPlan::new(&options(1), setting(&fp8, GIB)).unwrap_err();
+    assert!(
+        matches!(&error, Error::Checkpoint(CheckpointError::Dtype { got, .. }) if got == "F8_E4M3"),
+        "{error}"
+    );
+    // Before its weights are there, its config tells.
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(fp8.join("config.json"), dir.path().join("config.json")).unwrap();
+    let error = DeploymentPlan::new(&options(1), setting(dir.path(), GIB)).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("`quantization_config` should be absent"),
+        "{error}"
+    );
 }

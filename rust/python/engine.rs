@@ -10,7 +10,8 @@ use pyo3::types::PyDict;
 
 use crate::drafter::config::DrafterConfig;
 use crate::engine::{self, Record};
-use crate::error::{InternalError, Result};
+use crate::error::{DeviceError, InternalError, Result};
+use crate::model::ModelConfig;
 use crate::options::{EngineOptions, PromptLookup};
 use crate::request::SamplingParams;
 use crate::weights::checkpoint::Verification;
@@ -145,7 +146,7 @@ impl Engine {
         work: impl FnOnce(&mut engine::Engine) -> Result<R> + Send,
     ) -> PyResult<R> {
         if std::process::id() != self.process_id {
-            return Err(crate::error::Error::from(InternalError::Forked).into());
+            return Err(crate::error::Error::from(DeviceError::Forked).into());
         }
         let result = py.detach(|| {
             // `catch_panic` below keeps panics from poisoning the lock; a poisoned one would still hold a valid option.
@@ -208,6 +209,13 @@ pub(super) fn extract_options(options: &Bound<'_, PyAny>) -> PyResult<EngineOpti
             max: options.getattr("prompt_lookup_max")?.extract()?,
         },
     })
+}
+
+/// Checks that `model` holds the config of a target, which what else is missing there follows from.
+#[pyfunction]
+pub fn check_target(py: Python<'_>, model: PathBuf) -> PyResult<()> {
+    py.detach(|| catch_panic(|| Ok(ModelConfig::read(&model).map(drop)?)))?;
+    Ok(())
 }
 
 /// Cost of proving the weights; `None` where nothing was to be proved.

@@ -16,7 +16,7 @@ create_exception!(
     specpilot_rs,
     DeviceError,
     SpecPilotError,
-    "A device could not be set up."
+    "A device could not be set up, or belongs to the process that this one was forked from."
 );
 create_exception!(
     specpilot_rs,

@@ -23,7 +23,7 @@ mod core_module {
     #[allow(non_upper_case_globals, reason = "the Python name")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
     #[pymodule_export]
-    use super::engine::Engine;
+    use super::engine::{Engine, check_target};
     #[pymodule_export]
     use super::errors::{
         CheckpointError, ConfigError, DeviceError, DrafterError, InternalError, KernelError,
@@ -34,7 +34,7 @@ mod core_module {
     #[pymodule_export]
     use super::outputs::{EngineMetrics, EngineOutput, RoundRecord, ScoreRecord, StepEvent};
     #[pymodule_export]
-    use super::plan::plan;
+    use super::plan::{available_bytes, plan};
 
     /// What can be loaded, for those who judge a checkpoint before loading it.
     #[pymodule_init]

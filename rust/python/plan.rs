@@ -13,6 +13,12 @@ use crate::plan::weight_bytes::{ASSUMED_ESCAPE_RATE, SizeBasis};
 
 use super::engine::{catch_panic, extract_options};
 
+/// Bytes that this process can still get; `None` where the operating system does not tell.
+#[pyfunction]
+pub fn available_bytes() -> Option<u64> {
+    crate::plan::available::available_bytes()
+}
+
 /// Plans what an engine would hold, from configs and headers alone; `memory` is a size such as `80GB`, `None` = what
 /// this machine has available.
 #[pyfunction]
@@ -80,6 +86,8 @@ fn deployment_dict<'py>(py: Python<'py>, plan: &DeploymentPlan) -> PyResult<Boun
     }
     dict.set_item("formats", formats)?;
     dict.set_item("pool_ratio", plan.pool_ratio())?;
+    let shortfall = plan.shortfall.as_ref().map(ToString::to_string);
+    dict.set_item("shortfall", shortfall)?;
     Ok(dict)
 }
 

@@ -65,10 +65,11 @@ impl Checkpoint {
     pub fn open(dir: &Path) -> Result<Self> {
         let single = dir.join(SINGLE_FILE);
         let index = dir.join(INDEX_FILE);
-        if single.exists() {
+        // Opening a pipe would wait for a writer that never comes.
+        if single.is_file() {
             return Self::open_file(&single);
         }
-        if !index.exists() {
+        if !index.is_file() {
             return Err(CheckpointError::NoWeights {
                 dir: dir.to_owned(),
             });
@@ -100,10 +101,14 @@ impl Checkpoint {
     /// Whether all weight files of `dir` are there: one file, or an index with every shard it names. Damage is for
     /// [`open`](Self::open) to find.
     pub fn is_in(dir: &Path) -> bool {
-        if dir.join(SINGLE_FILE).exists() {
+        if dir.join(SINGLE_FILE).is_file() {
             return true;
         }
-        let Ok(text) = std::fs::read(dir.join(INDEX_FILE)) else {
+        let index = dir.join(INDEX_FILE);
+        if !index.is_file() {
+            return false;
+        }
+        let Ok(text) = std::fs::read(index) else {
             return false;
         };
         // An index that does not parse is damage.
@@ -126,7 +131,13 @@ impl Checkpoint {
         for name in weight_map.values().collect::<BTreeSet<_>>() {
             let file = self.dir.join(name);
             // A name with separators would reach outside the directory.
-            if Path::new(name).file_name() != Some(name.as_ref()) || !file.is_file() {
+            if Path::new(name).file_name() != Some(name.as_ref()) {
+                return Err(CheckpointError::ShardElsewhere {
+                    index,
+                    shard: name.clone(),
+                });
+            }
+            if !file.is_file() {
                 return Err(CheckpointError::MissingShard {
                     index,
                     shard: name.clone(),
@@ -161,6 +172,12 @@ impl Checkpoint {
 
     /// Maps `file` and returns what it holds.
     fn add_shard(&mut self, file: PathBuf) -> Result<BTreeMap<String, Entry>> {
+        if file.exists() && !file.is_file() {
+            return Err(CheckpointError::Io {
+                file,
+                source: std::io::Error::other("expected a regular file"),
+            });
+        }
         let map = map_file(&file)?;
         let shard = self.shards.len();
         let headers = map

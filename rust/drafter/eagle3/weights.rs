@@ -8,6 +8,7 @@ use crate::drafter::draft_head::OwnHead;
 use crate::error::CheckpointError;
 use crate::kernels::bf16_matmul::PackedBf16;
 use crate::options::WeightFormat;
+use crate::weights::checkpoint::Verification;
 use crate::weights::{Checkpoint, Linear};
 
 type Result<T, E = CheckpointError> = std::result::Result<T, E>;
@@ -33,6 +34,8 @@ pub(in crate::drafter) struct Eagle3Weights {
     pub(super) head: OwnHead,
     /// An embedding of its own, in place of the target's.
     pub(super) embed: Option<PackedBf16>,
+    /// What proving them took.
+    pub(super) verification: Verification,
 }
 
 impl Eagle3Weights {
@@ -56,7 +59,7 @@ impl Eagle3Weights {
             )
         };
         let norm = |part: &str| checkpoint.vector_f32(&format!("{prefix}.{part}.weight"), hidden);
-        let weights = Self {
+        let mut weights = Self {
             fc: Linear::load(
                 &checkpoint,
                 "fc.weight",
@@ -84,8 +87,10 @@ impl Eagle3Weights {
                 .has_embedding
                 .then(|| checkpoint.matrix_bf16("embed_tokens.weight", [vocab_size, hidden]))
                 .transpose()?,
+            verification: Verification::default(),
         };
         checkpoint.finish(config.copies())?;
+        weights.verification = checkpoint.verification();
         Ok(weights)
     }
 

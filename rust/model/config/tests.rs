@@ -547,6 +547,21 @@ fn files_that_are_no_configs_are_refused() {
 }
 
 #[test]
+fn a_model_that_may_choose_no_token_is_refused() {
+    let dir = copy(&family("llama_rope_scaling"));
+    let path = dir.path().join("generation_config.json");
+    let mut ids: Vec<u32> = (0..256).collect();
+    std::fs::write(&path, json!({"suppress_tokens": ids}).to_string()).unwrap();
+    let message = ModelConfig::read(dir.path()).unwrap_err().to_string();
+    let expected = "generation_config.json: `suppress_tokens` should be ids that leave a token";
+    assert!(message.contains(expected), "{message}");
+    assert!(message.contains("got all 256 of"), "{message}");
+    ids.pop();
+    std::fs::write(&path, json!({"suppress_tokens": ids}).to_string()).unwrap();
+    assert_eq!(ModelConfig::read(dir.path()).unwrap().suppress_tokens, ids);
+}
+
+#[test]
 fn every_supported_fixture_reads() {
     for case in SUPPORTED {
         let config = ModelConfig::read(&model_dir(case)).unwrap();

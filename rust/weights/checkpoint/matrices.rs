@@ -39,6 +39,18 @@ pub struct Verification {
     pub time: Duration,
 }
 
+impl std::ops::Add for Verification {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            num_tensors: self.num_tensors + other.num_tensors,
+            num_bytes: self.num_bytes + other.num_bytes,
+            time: self.time + other.time,
+        }
+    }
+}
+
 /// [`Verification`] as it adds up.
 #[derive(Default)]
 pub(super) struct VerificationTotals {
@@ -148,6 +160,12 @@ impl Checkpoint {
     /// Number of shards.
     pub(in crate::weights) fn num_shards(&self) -> usize {
         self.shards.len()
+    }
+
+    /// Name of the file of shard `shard`.
+    pub(in crate::weights) fn shard_name(&self, shard: usize) -> String {
+        let name = self.shards[shard].file.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
     }
 
     /// Escapes of tensor `name`, by its counts; none unless it is W12.

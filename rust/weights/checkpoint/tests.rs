@@ -149,9 +149,10 @@ fn an_index_may_not_reach_outside_its_directory() {
     assert!(nested.join("..").join(SHARD_2).is_file());
     let error = Checkpoint::open(&nested).unwrap_err();
     assert!(
-        matches!(error, CheckpointError::MissingShard { .. }),
+        matches!(error, CheckpointError::ShardElsewhere { .. }),
         "{tensor}: {error}"
     );
+    message(error, &[INDEX_FILE, "`../", "beside the index"]);
 }
 
 #[test]

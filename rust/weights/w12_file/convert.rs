@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
@@ -88,6 +88,17 @@ pub fn convert(
 ) -> Result<ConvertSummary> {
     check_source(source, matrices)?;
     let dir = OutputDir::open(out, fingerprint(source, matrices)?)?;
+    let other_files = other_files(source)?;
+    let shard_name = |shard: usize| {
+        let (number, num_shards) = (shard + 1, source.num_shards());
+        format!("model-{number:05}-of-{num_shards:05}{SHARD_EXTENSION}")
+    };
+    let files: BTreeSet<String> = (0..source.num_shards())
+        .map(shard_name)
+        .chain(other_files.keys().cloned())
+        .chain([INDEX_FILE.to_owned()])
+        .collect();
+    dir.refuse_others(&files)?;
     let mut conversion = Conversion {
         source,
         matrices,
@@ -102,16 +113,15 @@ pub fn convert(
     };
     let mut weight_map = BTreeMap::new();
     for shard in 0..source.num_shards() {
-        let name = format!(
-            "model-{:05}-of-{:05}{SHARD_EXTENSION}",
-            shard + 1,
-            source.num_shards()
-        );
+        let name = shard_name(shard);
         let path = dir.path(&name);
         let held = conversion.shard(shard, &path)?;
         weight_map.extend(held.into_iter().map(|tensor| (tensor, name.clone())));
     }
-    copy_other_files(source.dir(), &dir)?;
+    for (name, path) in other_files {
+        let bytes = std::fs::read(&path).map_err(io_error(&path))?;
+        dir.write(&name, &bytes)?;
+    }
     let summary = conversion.end()?;
     let index = json!({
         "metadata": {"total_size": summary.num_bytes, VERSION_KEY: FORMAT_VERSION},
@@ -119,6 +129,7 @@ pub fn convert(
     });
     let index = serde_json::to_vec_pretty(&index).expect("strings and numbers are JSON");
     dir.write(INDEX_FILE, &index)?;
+    dir.refuse_others(&files)?;
     dir.publish()?;
     Ok(summary)
 }
@@ -170,24 +181,25 @@ fn fingerprint(source: &Checkpoint, matrices: &BTreeSet<String>) -> Result<Sha25
     Ok(Sha256Digest::of(&text))
 }
 
-/// Copies config, tokenizer, templates, licences: every plain file that holds no weights.
-fn copy_other_files(from: &Path, dir: &OutputDir) -> Result<()> {
-    let mut files = Vec::new();
+/// Config, tokenizer, templates, licences: every plain file that holds no weights, by name.
+fn other_files(source: &Checkpoint) -> Result<BTreeMap<String, PathBuf>> {
+    let from = source.dir();
+    let shards: BTreeSet<String> = (0..source.num_shards())
+        .map(|shard| source.shard_name(shard))
+        .collect();
+    let mut files = BTreeMap::new();
     for entry in std::fs::read_dir(from).map_err(io_error(from))? {
         let entry = entry.map_err(io_error(from))?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        let is_weights = WEIGHT_ENDINGS.iter().any(|ending| name.ends_with(ending));
+        // Whatever an index calls a shard is one, and encoded already.
+        let is_weights =
+            shards.contains(&name) || WEIGHT_ENDINGS.iter().any(|ending| name.ends_with(ending));
         // Through links, which is what hub caches are made of.
         if entry.path().is_file() && !is_weights && !name.starts_with('.') {
-            files.push((name, entry.path()));
+            files.insert(name, entry.path());
         }
     }
-    files.sort();
-    for (name, path) in files {
-        let bytes = std::fs::read(&path).map_err(io_error(&path))?;
-        dir.write(&name, &bytes)?;
-    }
-    Ok(())
+    Ok(files)
 }
 
 struct Conversion<'a, 'b> {

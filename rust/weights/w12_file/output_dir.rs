@@ -4,6 +4,7 @@
 //! reason, leaves that directory and nothing else; the next run for the same checkpoint goes on in it. A lock keeps two
 //! runs apart, and a fingerprint of the source keeps one checkpoint's shards from ending in another's directory.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -34,24 +35,21 @@ pub(super) struct OutputDir {
 }
 
 impl OutputDir {
-    /// Takes possession of `out`, which must be absent or empty, and of what an earlier run left for it.
+    /// Takes possession of `out`, which must be absent or empty, and of what an earlier run left for it. A link is
+    /// followed: the work happens beside what it leads to.
     pub(super) fn open(out: &Path, fingerprint: Sha256Digest) -> Result<Self> {
+        let out = &follow_link(out)?;
         refuse_taken(out)?;
         let name = out
             .file_name()
-            .ok_or_else(|| CheckpointError::OutputTaken {
-                dir: out.to_owned(),
-                holds: "no name of its own".to_owned(),
-            })?;
+            .ok_or_else(|| taken(out, "no name of its own"))?;
         let partial = out.with_file_name(format!("{}.partial", name.to_string_lossy()));
         let is_new = !partial.exists();
         fs::create_dir_all(&partial).map_err(io_error(&partial))?;
+        refuse_fixed(&partial)?;
         let lock_path = partial.join(LOCK_FILE);
         if !is_new && !lock_path.exists() && first_entry(&partial)?.is_some() {
-            return Err(CheckpointError::OutputTaken {
-                dir: partial,
-                holds: "files that no conversion left".to_owned(),
-            });
+            return Err(taken(&partial, "files that no conversion left"));
         }
         let lock = take_lock(&lock_path, &partial, &fingerprint.to_string())?;
         let dir = Self {
@@ -84,6 +82,21 @@ impl OutputDir {
         })
     }
 
+    /// Refuses a directory that holds more than `files`: it would be published as part of the model.
+    pub(super) fn refuse_others(&self, files: &BTreeSet<String>) -> Result<()> {
+        let names = names_in(&self.partial)?;
+        match names
+            .iter()
+            .find(|name| *name != LOCK_FILE && !files.contains(*name))
+        {
+            None => Ok(()),
+            Some(name) => Err(taken(
+                &self.partial,
+                format!("`{name}`, which is no part of the conversion; move it away"),
+            )),
+        }
+    }
+
     /// Gives the directory its name. Everything in it must be complete.
     pub(super) fn publish(self) -> Result<()> {
         let publish = || {
@@ -92,8 +105,7 @@ impl OutputDir {
             // Last, so that a rename that fails leaves a directory that the next run knows as ours.
             fs::remove_file(self.out.join(LOCK_FILE))?;
             // The rename itself is on the disk only with the directory that holds the name.
-            let parent = self.out.parent().filter(|p| !p.as_os_str().is_empty());
-            File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+            File::open(parent_of(&self.out))?.sync_all()
         };
         publish().map_err(io_error(&self.out))
     }
@@ -114,7 +126,56 @@ impl OutputDir {
     }
 }
 
-/// Refuses a path that holds anything.
+/// Where `out` leads if it is a link: a rename would replace the link, or fail on it.
+fn follow_link(out: &Path) -> Result<PathBuf> {
+    match fs::symlink_metadata(out) {
+        Ok(metadata) if metadata.is_symlink() => match out.canonicalize() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Err(taken(out, "a link that leads nowhere"))
+            }
+            resolved => resolved.map_err(io_error(out)),
+        },
+        _ => Ok(out.to_owned()),
+    }
+}
+
+/// Refuses a directory that no rename can move or replace: a link, or one that a file system is mounted on.
+fn refuse_fixed(dir: &Path) -> Result<()> {
+    let metadata = fs::symlink_metadata(dir).map_err(io_error(dir))?;
+    if metadata.is_symlink() {
+        return Err(taken(dir, "a link to another place"));
+    }
+    let parent = fs::metadata(parent_of(dir)).map_err(io_error(dir))?;
+    match device_of(&metadata) == device_of(&parent) {
+        true => Ok(()),
+        false => Err(taken(
+            dir,
+            "a mounted file system, which cannot be replaced as a whole; name a directory inside it",
+        )),
+    }
+}
+
+/// The device of a file; `None` where the operating system does not tell.
+fn device_of(metadata: &fs::Metadata) -> Option<u64> {
+    #[cfg(unix)]
+    return Some(std::os::unix::fs::MetadataExt::dev(metadata));
+    #[cfg(not(unix))]
+    return None;
+}
+
+fn parent_of(path: &Path) -> &Path {
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
+    parent.unwrap_or(Path::new("."))
+}
+
+fn taken(dir: &Path, holds: impl Into<String>) -> CheckpointError {
+    CheckpointError::OutputTaken {
+        dir: dir.to_owned(),
+        holds: holds.into(),
+    }
+}
+
+/// Refuses a path that holds anything, and one that what is made cannot replace.
 fn refuse_taken(out: &Path) -> Result<()> {
     let holds = match fs::metadata(out) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -122,14 +183,11 @@ fn refuse_taken(out: &Path) -> Result<()> {
         Ok(metadata) if !metadata.is_dir() => "a file".to_owned(),
         Ok(_) if is_converted(out) => "a W12 checkpoint already".to_owned(),
         Ok(_) => match first_entry(out)? {
-            None => return Ok(()),
+            None => return refuse_fixed(out),
             Some(name) => format!("other files, first `{name}`"),
         },
     };
-    Err(CheckpointError::OutputTaken {
-        dir: out.to_owned(),
-        holds,
-    })
+    Err(taken(out, holds))
 }
 
 fn is_converted(dir: &Path) -> bool {
@@ -139,14 +197,18 @@ fn is_converted(dir: &Path) -> bool {
         .is_some_and(|index| !index["metadata"][VERSION_KEY].is_null())
 }
 
-/// The first name in `dir`, by alphabet.
-fn first_entry(dir: &Path) -> Result<Option<String>> {
-    let names: io::Result<Vec<String>> = fs::read_dir(dir).and_then(|entries| {
+/// The names in `dir`, by alphabet.
+fn names_in(dir: &Path) -> Result<BTreeSet<String>> {
+    let names: io::Result<BTreeSet<String>> = fs::read_dir(dir).and_then(|entries| {
         entries
             .map(|e| Ok(e?.file_name().to_string_lossy().into_owned()))
             .collect()
     });
-    Ok(names.map_err(io_error(dir))?.into_iter().min())
+    names.map_err(io_error(dir))
+}
+
+fn first_entry(dir: &Path) -> Result<Option<String>> {
+    Ok(names_in(dir)?.pop_first())
 }
 
 /// Locks `path`, writing `fingerprint` to it if it is new.
@@ -159,10 +221,7 @@ fn take_lock(path: &Path, partial: &Path, fingerprint: &str) -> Result<File> {
         .open(path)
         .map_err(io_error(path))?;
     lock.try_lock().map_err(|error| match error {
-        TryLockError::WouldBlock => CheckpointError::OutputTaken {
-            dir: partial.to_owned(),
-            holds: "a conversion that is still running".to_owned(),
-        },
+        TryLockError::WouldBlock => taken(partial, "a conversion that is still running"),
         TryLockError::Error(source) => io_error(path)(source),
     })?;
     let mut found = String::new();
@@ -170,10 +229,10 @@ fn take_lock(path: &Path, partial: &Path, fingerprint: &str) -> Result<File> {
     // A run that was stopped while it wrote these few bytes had converted nothing.
     let is_unfinished = found.len() < fingerprint.len();
     if !is_unfinished && found != fingerprint {
-        return Err(CheckpointError::OutputTaken {
-            dir: partial.to_owned(),
-            holds: "the unfinished conversion of another checkpoint".to_owned(),
-        });
+        return Err(taken(
+            partial,
+            "the unfinished conversion of another checkpoint; remove it, or convert to another place",
+        ));
     }
     let mut write = || {
         lock.seek(SeekFrom::Start(0))?;

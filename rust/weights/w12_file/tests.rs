@@ -400,7 +400,7 @@ fn a_place_that_is_taken_is_left_alone() {
     let source = Source::new();
     source.convert_until(7).unwrap_err();
     fs::write(source.model().join("config.json"), "{\"any\": 2}").unwrap();
-    refused(&source, "another checkpoint");
+    refused(&source, "another checkpoint; remove it, or");
 
     let source = Source::new();
     let checkpoint = Checkpoint::open(&source.model()).unwrap();
@@ -415,6 +415,81 @@ fn a_place_that_is_taken_is_left_alone() {
     let source = Source::new();
     fs::create_dir(source.out()).unwrap();
     source.convert().unwrap();
+}
+
+#[test]
+fn a_shard_of_any_name_is_encoded_and_not_copied() {
+    let source = Source::new();
+    let model = source.model();
+    fs::rename(model.join("shard0.safetensors"), model.join("weights.0")).unwrap();
+    edit_json(&model, INDEX_FILE, |index| {
+        for (_, file) in index["weight_map"].as_object_mut().unwrap() {
+            if file == "shard0.safetensors" {
+                *file = "weights.0".into();
+            }
+        }
+    });
+    source.convert().unwrap();
+    assert_eq!(files(&source.out()), files(&Source::converted().out()));
+}
+
+#[test]
+fn what_others_put_into_a_conversion_is_not_published() {
+    let source = Source::new();
+    source.convert_until(7).unwrap_err();
+    let stray = source.partial().join("notes.txt");
+    fs::write(&stray, "mine").unwrap();
+    // Before any work, and after it.
+    let error = source.convert_until(0).unwrap_err();
+    assert!(
+        matches!(error, CheckpointError::OutputTaken { .. }),
+        "{error}"
+    );
+    assert_names(&error, &["out.partial", "notes.txt", "move it away"]);
+    fs::remove_file(&stray).unwrap();
+    let checkpoint = Checkpoint::open(&source.model()).unwrap();
+    let error = convert(&checkpoint, &source.matrices, &source.out(), &mut |_| {
+        fs::write(&stray, "mine").unwrap();
+        ControlFlow::Continue(())
+    });
+    assert_names(&error.unwrap_err(), &["notes.txt"]);
+    assert!(!source.out().exists());
+    fs::remove_file(&stray).unwrap();
+    assert_eq!(source.convert().unwrap().num_shards_found, 2);
+}
+
+#[cfg(unix)]
+#[test]
+fn links_are_followed_or_refused_before_any_work() {
+    use std::os::unix::fs::symlink;
+    let expected = files(&Source::converted().out());
+
+    let source = Source::new();
+    let behind = source.dir.path().join("behind");
+    fs::create_dir(&behind).unwrap();
+    symlink(&behind, source.out()).unwrap();
+    source.convert().unwrap();
+    assert!(source.out().is_symlink() && files(&behind) == expected);
+
+    let refused = |source: &Source, holds: &str| {
+        // Stopped at the first tensor if it were to begin at all.
+        let error = source.convert_until(0).unwrap_err();
+        assert!(
+            matches!(error, CheckpointError::OutputTaken { .. }),
+            "{error}"
+        );
+        assert_names(&error, &["out", holds]);
+    };
+    let source = Source::new();
+    symlink(source.dir.path().join("nowhere"), source.out()).unwrap();
+    refused(&source, "a link that leads nowhere");
+
+    let source = Source::new();
+    let elsewhere = source.dir.path().join("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    symlink(&elsewhere, source.partial()).unwrap();
+    refused(&source, "a link to another place");
+    assert!(fs::read_dir(elsewhere).unwrap().next().is_none());
 }
 
 #[test]
