@@ -21,7 +21,14 @@ try:
 
     import typer
 
-    from specpilot_rs.options import EngineOptions, SamplingParams, SpeculativeConfig, help_of, option_error, request_error
+    from specpilot_rs.options import (
+        EngineOptions,
+        SamplingParams,
+        SpeculativeConfig,
+        help_of,
+        option_error,
+        request_error,
+    )
 except KeyboardInterrupt:  # `main`, which answers it from then on, is not there yet
     sys.exit(130)
 

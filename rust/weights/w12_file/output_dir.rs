@@ -207,6 +207,7 @@ fn names_in(dir: &Path) -> Result<BTreeSet<String>> {
     names.map_err(io_error(dir))
 }
 
+/// The first name in `dir`.
 fn first_entry(dir: &Path) -> Result<Option<String>> {
     Ok(names_in(dir)?.pop_first())
 }
