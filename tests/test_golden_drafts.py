@@ -166,9 +166,7 @@ def test_confidence_ends_drafts_early(report):
     params = SamplingParams(max_tokens=48, ignore_eos=True)
     drafted, accepted, tokens = [], [], set()
     for min_confidence in (0.0, 0.2, 0.6):
-        llm = LLM(
-            str(BUNDLED / "target"), speculative_config={**config, "min_confidence": min_confidence}
-        )
+        llm = LLM(str(BUNDLED / "target"), speculative_config={**config, "min_confidence": min_confidence})
         outputs = llm.generate(prompts, params, use_tqdm=False)
         drafted.append(sum(output.metrics.num_draft_tokens for output in outputs))
         accepted.append(sum(output.metrics.num_accepted_tokens for output in outputs))

@@ -8,6 +8,7 @@ the requests of its call and leaves the engine usable.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import sys
 from collections.abc import Generator, Mapping, Sequence
@@ -36,6 +37,7 @@ from specpilot_rs.tokenizer import TextDecoder, Tokenizer
 Prompt = str | Mapping[str, Any]
 Message = Mapping[str, Any]
 
+_LOG = logging.getLogger("specpilot_rs")
 _DEMO_SPECULATION: Mapping[str, Any] = MappingProxyType({"method": "dflash2"})
 _LLM_OPTIONS = (
     "model",
@@ -133,6 +135,8 @@ class LLM:
             options = dataclasses.replace(options, extra_eos_token_ids=() if end is None else (end,))
         self._engine = Engine(model=str(target), drafter=drafter, options=options)
         self._plan = self._engine.describe()
+        if self._plan["drafter"] is not None:
+            _LOG.info("drafter: %s", self._plan["drafter"])
         self._running = RunningRequests(self._engine)
 
     @classmethod

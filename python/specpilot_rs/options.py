@@ -146,7 +146,7 @@ class EngineOptions:
     num_speculative_tokens: int | None = _option(None, "Drafted positions; the drafter's block if omitted.")
     tree: str | None = _option(None, "Tree policy; the best that the drafter's scores allow if omitted.")
     tree_nodes: int | None = _option(None, "Rows verified at once, root included; 1 is plain decoding.")
-    verify_costs: tuple[float, ...] | None = _option(
+    verify_costs: Sequence[float] | None = _option(
         None, "Cost of a step that verifies 1, 2, ... rows; trees grow while rows pay."
     )
     min_confidence: float = _option(
@@ -193,7 +193,7 @@ def _require_choice(name: str, value: str | None, valid: Sequence[str]) -> None:
         raise option_error(f"{name} {value!r} is unknown: {nearest(value, valid)}")
 
 
-def _costs_of(value: object) -> tuple[float, ...] | None:
+def _costs_of(value: Sequence[float] | None) -> tuple[float, ...] | None:
     if value is None:
         return None
     is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
@@ -211,7 +211,8 @@ class SpeculativeConfig:
         None, f"Drafter method: {', '.join(METHODS)}; found from the checkpoint if omitted."
     )
     num_speculative_tokens: int | None = _option(
-        None, "Drafted positions, more or fewer than the drafter was trained for; its usual number if omitted."
+        None,
+        "Drafted positions, more or fewer than the drafter was trained for; its usual number if omitted.",
     )
     revision: str | None = _option(None, "Revision of the drafter on the hub.")
     tree: str | None = _option(None, f"Tree policy: {', '.join(TREES)}.")
