@@ -167,7 +167,7 @@ def test_a_drafter_that_is_not_served(fixtures_dir: Path, tmp_path: Path):
     config = json.loads((drafter / "config.json").read_text())
     config["architectures"] = ["Gemma4DSparkModel"]
     (drafter / "config.json").write_text(json.dumps(config))
-    with pytest.raises(SpecPilotError, match="Gemma4DSparkModel.*is not supported; supported: DFlash"):
+    with pytest.raises(SpecPilotError, match=r"Gemma4DSparkModel.*is not supported; supported: DFlash"):
         LLM.demo(speculative_config={"model": str(drafter)})
 
 
