@@ -164,9 +164,13 @@ def test_a_drafter_of_another_target(fixtures_dir: Path):
     assert "qwen3_5_text" in str(raised.value)
 
 
-def test_a_drafter_that_is_not_served_yet(fixtures_dir: Path):
-    with pytest.raises(SpecPilotError, match="supported"):
-        LLM.demo(speculative_config={"model": str(fixtures_dir / "demo" / "eagle3")})
+def test_a_drafter_that_is_not_served(fixtures_dir: Path, tmp_path: Path):
+    drafter = copy_of(fixtures_dir / "demo" / "dspark", tmp_path)
+    config = json.loads((drafter / "config.json").read_text())
+    config["architectures"] = ["Gemma4DSparkModel"]
+    (drafter / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SpecPilotError, match=r"Gemma4DSparkModel.*is not supported; supported: DFlash"):
+        LLM.demo(speculative_config={"model": str(drafter)})
 
 
 def copy_of(directory: Path, tmp_path: Path) -> Path:

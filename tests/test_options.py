@@ -124,7 +124,7 @@ def test_an_unknown_parameter_names_the_nearest(wrong: str, right: str):
     [
         ({"modle": "x"}, "did you mean `model`"),
         ({"num_spec_tokens": 4}, "did you mean `num_speculative_tokens`"),
-        ({"zzz": 4}, "expected one of `method`, `model`"),
+        ({"zzz": 4}, "expected one of `method`, `min_confidence`, `model`"),
         ({"method": "dflsh2"}, "did you mean `dflash2`"),
         ({"method": "eagle"}, "did you mean `eagle3`"),
         ({"method": "ngram", "model": "x"}, "left out for method ngram"),

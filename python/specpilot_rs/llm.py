@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import logging
 import os
 import sys
 from collections.abc import Generator, Mapping, Sequence
@@ -38,6 +39,7 @@ from specpilot_rs.tokenizer import TextDecoder, Tokenizer
 Prompt = str | Mapping[str, Any]
 Message = Mapping[str, Any]
 
+_LOG = logging.getLogger("specpilot_rs")
 _DEMO_SPECULATION: Mapping[str, Any] = MappingProxyType({"method": "dflash2"})
 
 
@@ -118,7 +120,7 @@ class LLM:
                 tree=speculation.tree,
                 tree_nodes=speculation.tree_nodes,
                 q_passes=speculation.q_passes,
-                verify_costs=None if speculation.verify_costs is None else tuple(speculation.verify_costs),
+                verify_costs=speculation.verify_costs,
                 min_confidence=speculation.min_confidence,
                 prompt_lookup_min=speculation.prompt_lookup_min,
                 prompt_lookup_max=speculation.prompt_lookup_max,
@@ -134,6 +136,8 @@ class LLM:
             options = dataclasses.replace(options, extra_eos_token_ids=() if end is None else (end,))
         self._engine = Engine(model=str(target), drafter=drafter, options=options)
         self._plan = self._engine.describe()
+        if self._plan["drafter"] is not None:
+            _LOG.info("drafter: %s", self._plan["drafter"])
         self._running = RunningRequests(self._engine)
 
     @classmethod

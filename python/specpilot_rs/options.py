@@ -202,7 +202,7 @@ class EngineOptions:
     tree: str | None = _option(None, "Tree policy; the best that the drafter's scores allow if omitted.")
     tree_nodes: int | None = _option(None, "Rows verified at once, root included; 1 is plain decoding.")
     q_passes: int = _option(0, "Passes through the 8-bit view before the exact one.")
-    verify_costs: tuple[float, ...] | None = _option(
+    verify_costs: Sequence[float] | None = _option(
         None, "Cost of a step that verifies 1, 2, ... rows; trees grow while rows pay."
     )
     min_confidence: float = _option(
@@ -250,7 +250,7 @@ def _require_choice(name: str, value: str | None, valid: Sequence[str]) -> None:
         raise option_error(f"{name} {value!r} is unknown: {nearest(value, valid)}")
 
 
-def _costs_of(value: object) -> tuple[float, ...] | None:
+def _costs_of(value: Sequence[float] | None) -> tuple[float, ...] | None:
     if value is None:
         return None
     if (

@@ -235,7 +235,7 @@ impl Block {
                 q_heads: config.num_heads,
                 kv_heads: config.num_kv_heads,
                 head_dim: config.head_dim,
-                scale: (config.head_dim as f64).powf(-0.5) as f32,
+                scale: (config.head_dim as f64).powf(-0.5) as f32 * config.rope.score_factor(),
                 window: sight.window,
                 causal: sight.causal,
                 out: &mut self.attended,

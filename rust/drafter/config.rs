@@ -7,7 +7,8 @@
 
 mod block;
 mod eagle3;
-mod format;
+pub(super) mod format;
+mod heads;
 mod keys;
 
 use std::collections::BTreeSet;
@@ -18,13 +19,11 @@ use crate::model::config_file::ConfigFile;
 use crate::options::EngineOptions;
 use crate::weights::Checkpoint;
 
-pub use block::{
-    BlockConfig, BlockMethod, ConfidenceConfig, DSparkConfig, DraftLayerConfig, MarkovConfig,
-    MarkovKind, SelectorConfig,
-};
+pub use block::{BlockConfig, BlockMethod, DraftLayerConfig};
 pub use eagle3::Eagle3Config;
 pub use format::supported_architectures;
 use format::{Format, MethodKind};
+pub use heads::{ConfidenceConfig, DSparkConfig, MarkovConfig, MarkovKind, SelectorConfig};
 use keys::Keys;
 
 pub(super) use keys::OFFSETS;

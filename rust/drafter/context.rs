@@ -340,3 +340,6 @@ pub(super) struct Model<'a> {
     pub(super) weights: &'a BlockWeights,
     pub(super) inverse_frequencies: &'a Buffer<f32>,
 }
+
+#[cfg(test)]
+mod tests;

@@ -337,3 +337,19 @@ fn update_state(mixed: &[f32], before: &[f32], state: &mut [f32], corrects: &mut
         corrects[i] = mixed[2 * rank + i].tanh();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_mixes_what_was_and_what_comes_by_its_gate() {
+        let mixed = [0.0, 20.0, 1.0, 1.0, 0.5, -0.5];
+        let (mut state, mut corrects) = ([0.0; 2], [0.0; 2]);
+        update_state(&mixed, &[0.4, 0.4], &mut state, &mut corrects);
+        let tanh = |x: f32| (x.exp() - (-x).exp()) / (x.exp() + (-x).exp());
+        assert!((state[0] - (0.2 + 0.5 * tanh(1.0))).abs() < 1e-6);
+        assert!((state[1] - 0.4).abs() < 1e-6, "an open gate keeps what was");
+        assert!((corrects[0] - tanh(0.5)).abs() < 1e-6 && corrects[1] == -corrects[0]);
+    }
+}

@@ -15,8 +15,8 @@ use crate::weights::Checkpoint;
 use crate::weights::raw_safetensors::{RawTensor, copy, demo_target, edit_json, edit_tensors};
 
 const NUM_SLOTS: usize = 3;
-const HIDDEN: usize = 256;
-const NUM_DRAFT_TOKENS: usize = 15;
+pub(super) const HIDDEN: usize = 256;
+pub(super) const NUM_DRAFT_TOKENS: usize = 15;
 const WIDTH: usize = 8;
 
 /// Directory of a demo drafter.
@@ -82,14 +82,14 @@ pub(super) fn open_in(dir: Option<&Path>, sizes: DrafterSizes) -> Result<Box<dyn
     open(files, &drafter, config, device, sizes)
 }
 
-fn open_demo(name: &str, num_pages: usize) -> Box<dyn Drafter> {
+pub(super) fn open_demo(name: &str, num_pages: usize) -> Box<dyn Drafter> {
     let dir = demo(name);
     let dir = (name != "ngram").then_some(dir.as_path());
     open_in(dir, sizes(num_pages, NUM_DRAFT_TOKENS)).unwrap()
 }
 
 /// Three taps of `num_rows` rows with values as large as a residual stream's.
-fn taps(seed: u32, num_rows: usize) -> Vec<Buffer<f32>> {
+pub(super) fn taps(seed: u32, num_rows: usize) -> Vec<Buffer<f32>> {
     (0..3)
         .map(|tap| {
             let values: Vec<f32> = (0..(num_rows * HIDDEN) as u32)
@@ -104,7 +104,7 @@ fn taps(seed: u32, num_rows: usize) -> Vec<Buffer<f32>> {
 }
 
 /// Tokens of positions from `first` on: few, so that they repeat.
-fn tokens(seed: u32, first: usize, len: usize) -> Vec<u32> {
+pub(super) fn tokens(seed: u32, first: usize, len: usize) -> Vec<u32> {
     (first as u32..)
         .take(len)
         .map(|position| (position * (seed + 3) / 2) % 7 + 20 * seed)
@@ -112,7 +112,7 @@ fn tokens(seed: u32, first: usize, len: usize) -> Vec<u32> {
 }
 
 /// Appends `rows` of `taps`; tokens are those of `seed`.
-fn append(
+pub(super) fn append(
     drafter: &mut dyn Drafter,
     slot: usize,
     first_position: usize,
@@ -135,7 +135,7 @@ fn append(
     drafter.extend(device, weights, rows)
 }
 
-fn extend(
+pub(super) fn extend(
     drafter: &mut dyn Drafter,
     slot: usize,
     first: usize,
@@ -147,12 +147,12 @@ fn extend(
 }
 
 /// Fills `slot` with a context of `len` positions that `seed` determines.
-fn fill(drafter: &mut dyn Drafter, slot: usize, seed: u32, len: usize) {
+pub(super) fn fill(drafter: &mut dyn Drafter, slot: usize, seed: u32, len: usize) {
     let rows: Vec<u32> = (0..len as u32).collect();
     extend(drafter, slot, 0, seed, (&taps(seed, len), &rows));
 }
 
-fn anchor(slot: usize, token_id: u32, position: usize) -> DraftAnchor {
+pub(super) fn anchor(slot: usize, token_id: u32, position: usize) -> DraftAnchor {
     DraftAnchor {
         slot,
         token_id,
@@ -160,7 +160,7 @@ fn anchor(slot: usize, token_id: u32, position: usize) -> DraftAnchor {
     }
 }
 
-fn wanted(num_draft_tokens: usize, scores: DraftScores) -> DraftRequest {
+pub(super) fn wanted(num_draft_tokens: usize, scores: DraftScores) -> DraftRequest {
     DraftRequest {
         num_draft_tokens,
         scores,
@@ -169,7 +169,7 @@ fn wanted(num_draft_tokens: usize, scores: DraftScores) -> DraftRequest {
     }
 }
 
-fn propose(
+pub(super) fn propose(
     drafter: &mut dyn Drafter,
     anchors: &[DraftAnchor],
     wanted: DraftRequest,
@@ -182,7 +182,7 @@ fn propose(
     Ok(proposals)
 }
 
-fn propose_all(
+pub(super) fn propose_all(
     drafter: &mut dyn Drafter,
     anchors: &[DraftAnchor],
     scores: DraftScores,
@@ -193,7 +193,7 @@ fn propose_all(
 use DraftScores::{Conditional, Greedy, Marginal};
 
 /// Every drafter with every kind of scores it has.
-const CASES: [(&str, DraftScores); 12] = [
+pub(super) const CASES: [(&str, DraftScores); 12] = [
     ("dflash", Greedy),
     ("dflash", Marginal),
     ("dflash2", Greedy),
@@ -352,153 +352,6 @@ fn requests_do_not_see_each_other() {
 }
 
 #[test]
-fn contexts_do_not_depend_on_the_passes_that_brought_them() {
-    for (name, scores) in CASES {
-        let mut drafter = open_demo(name, 6);
-        let len = 80;
-        let whole = taps(5, len);
-        fill(&mut *drafter, 0, 5, len);
-        // One by one, and as the accepted rows of larger passes.
-        for position in 0..len {
-            extend(&mut *drafter, 1, position, 5, (&whole, &[position as u32]));
-        }
-        for first in (0..len).step_by(5) {
-            let scattered: Vec<Buffer<f32>> = whole
-                .iter()
-                .map(|tap| {
-                    let mut rows = Buffer::from_slice(&[f32::NAN; 16 * HIDDEN]);
-                    for i in 0..5 {
-                        rows.host_mut()[3 * i * HIDDEN..][..HIDDEN]
-                            .copy_from_slice(&tap.host()[(first + i) * HIDDEN..][..HIDDEN]);
-                    }
-                    rows
-                })
-                .collect();
-            extend(&mut *drafter, 2, first, 5, (&scattered, &[0, 3, 6, 9, 12]));
-        }
-        let anchors = [0, 1, 2].map(|slot| anchor(slot, 103, len));
-        let proposals = propose_all(&mut *drafter, &anchors, scores);
-        assert_eq!(proposals[0], proposals[1], "{name}");
-        assert_eq!(proposals[0], proposals[2], "{name}");
-    }
-}
-
-/// A marked path may extend a context in several parts; what is drafted from its end is what verified rows would give,
-/// and once dropped it leaves no trace, whatever verified rows come instead.
-#[test]
-fn scratch_rows_count_until_they_are_dropped() {
-    for (name, scores) in CASES {
-        let mut drafter = open_demo(name, 6);
-        let (len, marked) = (70, 9);
-        let all = taps(4, len + marked);
-        let rows: Vec<u32> = (0..(len + marked) as u32).collect();
-        for slot in [0, 1] {
-            extend(&mut *drafter, slot, 0, 4, (&all, &rows[..len]));
-            assert!(drafter.reserve(slot, len + 2 * marked));
-        }
-        let before = propose_all(&mut *drafter, &[anchor(0, 81, len)], scores);
-        let other = taps(6, marked);
-        for (first, rows) in [(0, &rows[..4]), (4, &rows[4..marked])] {
-            let scratch = (&other[..], rows);
-            append(&mut *drafter, 0, len + first, 4, scratch, Standing::Scratch).unwrap();
-        }
-        let verified = (&other[..], &rows[..marked]);
-        append(&mut *drafter, 1, len, 4, verified, Standing::Verified).unwrap();
-        let ends = [0, 1].map(|slot| anchor(slot, 82, len + marked));
-        let from_end = propose_all(&mut *drafter, &ends, scores);
-        assert_eq!(from_end[0], from_end[1], "{name}");
-
-        let gap = append(&mut *drafter, 0, len, 4, verified, Standing::Verified);
-        assert!(
-            matches!(gap, Err(Error::Drafter(DrafterError::ContextGap { .. }))),
-            "{name}: verified rows do not follow scratch"
-        );
-        drafter.rollback(0);
-        let after = propose_all(&mut *drafter, &[anchor(0, 81, len)], scores);
-        assert_eq!(before, after, "{name}");
-        drafter.release(1);
-        extend(&mut *drafter, 0, len, 4, (&all, &rows[len..]));
-        extend(&mut *drafter, 1, 0, 4, (&all, &rows));
-        let regrown = propose_all(&mut *drafter, &ends, scores);
-        assert_eq!(regrown[0], regrown[1], "{name}");
-    }
-}
-
-#[test]
-fn a_marked_path_is_no_longer_than_a_pass_allows() {
-    let mut drafter = open_demo("dflash", 4);
-    fill(&mut *drafter, 0, 1, 5);
-    assert!(drafter.reserve(0, 100));
-    let rows: Vec<u32> = (0..65).collect();
-    let result = append(
-        &mut *drafter,
-        0,
-        5,
-        1,
-        (&taps(1, 65), &rows),
-        Standing::Scratch,
-    );
-    assert!(matches!(
-        result,
-        Err(Error::Kernel(crate::error::KernelError::PathTooLong {
-            got: 65,
-            ..
-        }))
-    ));
-}
-
-/// Layers with a window keep it and no more; what falls out of it does not matter.
-#[test]
-fn windows_forget_what_they_do_not_see() {
-    let windowed = |window: usize| {
-        let dir = dflash_copy();
-        edit_json(dir.path(), "config.json", |config| {
-            config["layer_types"] = serde_json::json!(["sliding_attention", "sliding_attention"]);
-            config["sliding_window"] = window.into();
-        });
-        dir
-    };
-    let len = 400;
-    let rows: Vec<u32> = (0..len as u32).collect();
-    let draft = |dir: &Path, taps: &[Buffer<f32>]| {
-        // No page of the shared pool: rings are the slots' own.
-        let mut drafter = open_in(Some(dir), sizes(7, NUM_DRAFT_TOKENS)).unwrap();
-        extend(&mut *drafter, 2, 0, 3, (taps, &rows));
-        propose_all(&mut *drafter, &[anchor(2, 5, len)], Marginal)
-    };
-    let original = taps(3, len);
-    let changed_before = |end: usize| {
-        let mut changed = taps(3, len);
-        for tap in &mut changed {
-            tap.host_mut()[..end * HIDDEN].fill(0.7);
-        }
-        changed
-    };
-    for window in [1, 30, 64, 100] {
-        let dir = windowed(window);
-        let reference = draft(dir.path(), &original);
-        // The anchor's row at position `len` sees positions above `len - window`.
-        let first_seen = len + 1 - window;
-        assert_eq!(
-            reference,
-            draft(dir.path(), &changed_before(first_seen)),
-            "{window}"
-        );
-        if window > 1 {
-            assert_ne!(
-                reference,
-                draft(dir.path(), &changed_before(first_seen + 1)),
-                "{window}"
-            );
-        }
-    }
-    // As long as nothing falls out, a window changes nothing.
-    let whole = draft(&demo("dflash"), &original);
-    assert_eq!(whole, draft(windowed(500).path(), &original));
-    assert_ne!(whole, draft(windowed(30).path(), &original));
-}
-
-#[test]
 fn every_tap_every_position_and_the_anchor_matter() {
     for name in ["dflash2", "dspark", "eagle3"] {
         let mut drafter = open_demo(name, 6);
@@ -576,76 +429,6 @@ fn input_embeddings_are_scaled() {
     assert_eq!(scaled, drafted(None, &twice));
     assert_ne!(scaled, drafted(None, &once));
     assert_eq!(drafted(Some(1.0), &once), drafted(None, &once));
-}
-
-#[test]
-fn pages_are_given_out_whole_and_come_back() {
-    for name in ["dflash", "eagle3"] {
-        let mut drafter = open_demo(name, 3);
-        assert!(drafter.reserve(0, 65));
-        assert!(drafter.reserve(0, 128), "room is there already");
-        assert!(!drafter.reserve(1, 65), "one page is left");
-        assert!(drafter.reserve(1, 64));
-        drafter.release(0);
-        assert!(drafter.reserve(2, 128));
-        drafter.release(1);
-        drafter.release(2);
-        // A slot used before drafts like a fresh one.
-        fill(&mut *drafter, 2, 1, 100);
-        let first = propose_all(&mut *drafter, &[anchor(2, 5, 100)], Greedy);
-        drafter.release(2);
-        fill(&mut *drafter, 1, 2, 64);
-        fill(&mut *drafter, 0, 1, 100);
-        let second = propose_all(&mut *drafter, &[anchor(0, 5, 100)], Greedy);
-        assert_eq!(first, second);
-    }
-}
-
-#[test]
-fn contexts_with_gaps_are_refused() {
-    for name in ["dflash", "eagle3", "ngram"] {
-        let mut drafter = open_demo(name, 4);
-        fill(&mut *drafter, 0, 1, 10);
-        assert!(drafter.reserve(0, 20));
-        let one = taps(1, 1);
-        for first in [9, 11] {
-            let error = append(&mut *drafter, 0, first, 1, (&one, &[0]), Standing::Verified);
-            assert!(matches!(
-                error,
-                Err(Error::Drafter(DrafterError::ContextGap { slot: 0, expected: 10, got })) if got == first
-            ));
-        }
-        let behind = propose(&mut *drafter, &[anchor(0, 1, 11)], wanted(3, Greedy));
-        assert!(matches!(
-            behind,
-            Err(Error::Drafter(DrafterError::ContextGap {
-                expected: 10,
-                got: 11,
-                ..
-            }))
-        ));
-        if name == "ngram" {
-            continue;
-        }
-        let unreserved = append(
-            &mut *drafter,
-            1,
-            0,
-            1,
-            (&taps(1, 2), &[0, 1]),
-            Standing::Verified,
-        );
-        assert!(matches!(unreserved, Err(Error::Kernel(_))), "{name}");
-        let too_few = append(
-            &mut *drafter,
-            0,
-            10,
-            1,
-            (&one[..2], &[0]),
-            Standing::Verified,
-        );
-        assert!(matches!(too_few, Err(Error::Kernel(_))));
-    }
 }
 
 #[test]

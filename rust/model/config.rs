@@ -149,6 +149,20 @@ pub enum RopeScaling {
         /// Context of pre-training.
         original_max_position_embeddings: usize,
     },
+    /// YaRN: frequencies of few turns over the original context divided by `factor`, those of many kept, a ramp over
+    /// the pairs between.
+    Yarn {
+        /// Divisor of low frequencies.
+        factor: f32,
+        /// Turns from which a frequency is kept.
+        beta_fast: f32,
+        /// Turns down to which it is divided.
+        beta_slow: f32,
+        /// Context of pre-training.
+        original_max_position_embeddings: usize,
+        /// Factor on rotated queries and keys each.
+        attention_factor: f32,
+    },
 }
 
 impl RopeConfig {
@@ -159,16 +173,56 @@ impl RopeConfig {
         (0..self.rotary_dim / 2)
             .map(|j| {
                 let exponent = (2 * j) as f32 / self.rotary_dim as f32;
-                self.scaling.apply(1.0 / theta.powf(exponent))
+                let frequency = 1.0 / theta.powf(exponent);
+                match self.scaling {
+                    RopeScaling::Yarn { .. } => self.yarn(j, frequency),
+                    _ => self.scaling.apply(frequency),
+                }
             })
             .collect()
+    }
+
+    /// Factor on the products of rotated queries and keys when all channels of a head are rotated.
+    pub fn score_factor(&self) -> f32 {
+        match self.scaling {
+            RopeScaling::Yarn {
+                attention_factor, ..
+            } => attention_factor * attention_factor,
+            _ => 1.0,
+        }
+    }
+
+    /// YaRN's frequency of pair `j`.
+    fn yarn(&self, j: usize, frequency: f32) -> f32 {
+        let RopeScaling::Yarn {
+            factor,
+            beta_fast,
+            beta_slow,
+            original_max_position_embeddings,
+            ..
+        } = self.scaling
+        else {
+            return frequency;
+        };
+        // The pair that makes so many turns over the original context.
+        let pair = |num_turns: f32| {
+            let wavelength = original_max_position_embeddings as f64 / f64::from(num_turns);
+            let dim = self.rotary_dim as f64;
+            dim * (wavelength / std::f64::consts::TAU).ln() / (2.0 * self.theta.ln())
+        };
+        let low = pair(beta_fast).floor().max(0.0) as f32;
+        let high = pair(beta_slow).ceil().min(self.rotary_dim as f64 - 1.0) as f32;
+        let width = if high == low { 1e-3 } else { high - low };
+        let divided = ((j as f32 - low) / width).clamp(0.0, 1.0);
+        frequency / factor * divided + frequency * (1.0 - divided)
     }
 }
 
 impl RopeScaling {
     fn apply(&self, frequency: f32) -> f32 {
         match *self {
-            Self::None => frequency,
+            // YaRN goes by the pair, not by its frequency.
+            Self::None | Self::Yarn { .. } => frequency,
             Self::Llama3 {
                 factor,
                 low_freq_factor,

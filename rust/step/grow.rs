@@ -9,8 +9,6 @@
 
 mod eagle;
 
-use std::cmp::Ordering;
-
 use crate::drafter::proposal::{Candidate, ListId, Proposal};
 use crate::kernels::paths::MAX_PATH_ROWS;
 use crate::options::speculation::{TreePlan, TreePolicy};
@@ -74,21 +72,42 @@ struct RankedChild {
     log_prob: f32,
 }
 
-/// The child that follows `before` in its list, the best one when `None`. A scan of a list as short as a drafter's is
-/// cheaper than sorting it, and needs no memory.
-fn next_child(log_probs: &[f32], before: Option<RankedChild>) -> Option<RankedChild> {
-    let mut best: Option<RankedChild> = None;
-    for (slot, &log_prob) in log_probs.iter().enumerate() {
-        // The search is exact only while scores fall along a path.
-        let log_prob = log_prob.min(0.0);
-        let comes_after = before.is_none_or(|before| {
-            log_prob < before.log_prob || (log_prob == before.log_prob && slot > before.slot)
-        });
-        if comes_after && best.is_none_or(|best| log_prob > best.log_prob) {
-            best = Some(RankedChild { slot, log_prob });
-        }
+/// The largest of some numbers and `least`. Several maxima in flight hide the latency of a comparison.
+fn largest<T: Copy + PartialOrd>(values: impl Iterator<Item = T>, least: T) -> T {
+    let larger = |a: T, b: T| if b > a { b } else { a };
+    let mut lanes = [least; 8];
+    for (i, value) in values.enumerate() {
+        lanes[i % 8] = larger(lanes[i % 8], value);
     }
-    best
+    lanes.into_iter().fold(least, larger)
+}
+
+/// The child that follows `before` in its list, the best one when `None`; one that is impossible is none. Two plain
+/// passes over a list as short as a drafter's are cheaper than sorting it, and need no memory.
+fn next_child(log_probs: &[f32], before: Option<RankedChild>) -> Option<RankedChild> {
+    let (bound, first_slot) = match before {
+        None => (f32::INFINITY, 0),
+        Some(before) => (before.log_prob, before.slot + 1),
+    };
+    // The search is exact only while scores fall along a path.
+    let capped = |log_prob: f32| log_prob.min(0.0);
+    let is_ahead = |slot: usize, log_prob: f32| {
+        (log_prob < bound) | ((log_prob == bound) & (slot >= first_slot))
+    };
+    let ahead = |(slot, &log_prob): (usize, &f32)| {
+        let log_prob = capped(log_prob);
+        match is_ahead(slot, log_prob) {
+            true => log_prob,
+            false => f32::NEG_INFINITY,
+        }
+    };
+    let log_prob = largest(log_probs.iter().enumerate().map(ahead), f32::NEG_INFINITY);
+    if log_prob == f32::NEG_INFINITY {
+        return None;
+    }
+    let found = |slot: &usize| capped(log_probs[*slot]) == log_prob && is_ahead(*slot, log_prob);
+    let slot = (0..log_probs.len()).find(found)?;
+    Some(RankedChild { slot, log_prob })
 }
 
 /// A node on offer: not in the tree, while its parent and its better siblings are.
@@ -106,6 +125,8 @@ struct Offer {
 struct Search {
     /// At most one more than the tree has rows, so the best is found by a scan.
     offers: Vec<Offer>,
+    /// Score of each offer, apart from them to make that scan a short one.
+    scores: Vec<f64>,
     /// Rank of each row among its siblings; 0 for the root.
     ranks: Vec<u32>,
 }
@@ -119,6 +140,7 @@ impl Search {
         tree: &mut TokenTree,
     ) {
         self.offers.clear();
+        self.scores.clear();
         self.ranks.clear();
         self.ranks.push(0);
         let first =
@@ -133,11 +155,11 @@ impl Search {
         if policy == TreePolicy::Chain {
             return;
         }
-        self.offers.extend(next);
+        self.offer(next);
         while tree.num_rows() < limits.max_rows {
             let Some(offer) = self.pop(tree) else { return };
             let row = self.take(proposal, offer, tree);
-            self.offers.extend(first(below(proposal, offer), row, tree));
+            self.offer(first(below(proposal, offer), row, tree));
         }
     }
 
@@ -154,7 +176,7 @@ impl Search {
         let row = tree.push(parent, children.token_ids[child.slot], score);
         self.ranks.push(rank);
         let sibling = next_child(children.log_probs, Some(child));
-        self.offers.extend(sibling.map(|child| Offer {
+        self.offer(sibling.map(|child| Offer {
             score: tree.scores[parent] + f64::from(child.log_prob),
             rank: rank + 1,
             child,
@@ -163,27 +185,29 @@ impl Search {
         row
     }
 
-    /// Withdraws the best offer.
+    fn offer(&mut self, offer: Option<Offer>) {
+        self.offers.extend(offer);
+        self.scores.extend(offer.map(|offer| offer.score));
+    }
+
+    /// Withdraws the best offer: that of the highest score or, among equal ones, of the first rank tuple.
     fn pop(&mut self, tree: &TokenTree) -> Option<Offer> {
-        let best = (0..self.offers.len()).reduce(|best, i| {
-            match self.precedes(&self.offers[i], &self.offers[best], tree) {
-                true => i,
-                false => best,
-            }
-        })?;
+        let best_score = largest(self.scores.iter().copied(), f64::NEG_INFINITY);
+        let best = (0..self.offers.len())
+            .filter(|&i| self.scores[i] == best_score)
+            .reduce(|a, b| match self.precedes(b, a, tree) {
+                true => b,
+                false => a,
+            })?;
+        self.scores.swap_remove(best);
         Some(self.offers.swap_remove(best))
     }
 
-    /// Whether `a` is taken before `b`: by its score or, when equal, its rank tuple from the root down.
-    fn precedes(&self, a: &Offer, b: &Offer, tree: &TokenTree) -> bool {
-        match a.score.total_cmp(&b.score) {
-            Ordering::Greater => true,
-            Ordering::Less => false,
-            Ordering::Equal => {
-                let (mut a_ranks, mut b_ranks) = ([0; MAX_PATH_ROWS], [0; MAX_PATH_ROWS]);
-                self.ranks_to(a, tree, &mut a_ranks) < self.ranks_to(b, tree, &mut b_ranks)
-            }
-        }
+    /// Whether the rank tuple of offer `a` comes before that of offer `b`.
+    fn precedes(&self, a: usize, b: usize, tree: &TokenTree) -> bool {
+        let (mut a_ranks, mut b_ranks) = ([0; MAX_PATH_ROWS], [0; MAX_PATH_ROWS]);
+        self.ranks_to(&self.offers[a], tree, &mut a_ranks)
+            < self.ranks_to(&self.offers[b], tree, &mut b_ranks)
     }
 
     /// Ranks from the root's child down to `offer`: its name.

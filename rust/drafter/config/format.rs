@@ -188,3 +188,6 @@ pub(super) fn by_name(dir: &Path, root: &Section<'_>) -> Result<Format, Error> {
     };
     Ok(Format { kind, packaging })
 }
+
+#[cfg(test)]
+pub(in crate::drafter) mod tests;

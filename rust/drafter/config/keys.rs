@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::format::{Format, Packaging};
 use crate::error::ConfigError;
-use crate::model::config::RopeConfig;
+use crate::model::config::{RopeConfig, RopeScaling};
 use crate::model::config_file::Section;
 use crate::model::families;
 use crate::weights::Checkpoint;
@@ -112,18 +112,25 @@ impl<'a> Keys<'a> {
     /// config does not apply.
     pub(super) fn rope(&self, head_dim: usize) -> Result<RopeConfig, ConfigError> {
         let body = &self.body;
-        match body.optional_section("rope_parameters")? {
-            Some(parameters) => {
-                let base = match parameters.get("rope_theta") {
-                    Some(_) => &parameters,
-                    None => body,
-                };
-                families::rope(base, Some(&parameters), head_dim)
-            }
-            None => {
-                let scaling = body.optional_section("rope_scaling")?;
-                families::rope(body, scaling.as_ref(), head_dim)
-            }
+        let parameters = body.optional_section("rope_parameters")?;
+        let base = match &parameters {
+            Some(parameters) if parameters.get("rope_theta").is_some() => parameters,
+            _ => body,
+        };
+        let scaling = match parameters.clone() {
+            Some(parameters) => Some(parameters),
+            None => body.optional_section("rope_scaling")?,
+        };
+        let is_yarn = |section: &Section<'_>| {
+            let name = section.get("rope_type").or(section.get("type"));
+            name.and_then(Value::as_str) == Some("yarn")
+        };
+        match scaling {
+            Some(scaling) if is_yarn(&scaling) => Ok(RopeConfig {
+                scaling: yarn(&scaling)?,
+                ..families::rope(base, None, head_dim)?
+            }),
+            scaling => families::rope(base, scaling.as_ref(), head_dim),
         }
     }
 
@@ -157,4 +164,27 @@ impl<'a> Keys<'a> {
             ids.into_iter().map(|id| id.saturating_sub(first)).collect(),
         ))
     }
+}
+
+/// YaRN as a drafter's own config states it: trained with, so that it has to be applied.
+fn yarn(section: &Section<'_>) -> Result<RopeScaling, ConfigError> {
+    for variant in ["mscale", "mscale_all_dim"] {
+        if section.get(variant).is_some() {
+            return Err(section.invalid(variant, "left out; attention_factor says it"));
+        }
+    }
+    section.only("truncate", &[Value::Bool(true)])?;
+    let factor = section.positive("factor")?;
+    let or = |key: &str, default: f64| {
+        let value = section.optional_positive(key)?;
+        Ok(value.unwrap_or(default) as f32)
+    };
+    let attention_factor = 0.1 * factor.max(1.0).ln() + 1.0;
+    Ok(RopeScaling::Yarn {
+        factor: factor as f32,
+        beta_fast: or("beta_fast", 32.0)?,
+        beta_slow: or("beta_slow", 1.0)?,
+        original_max_position_embeddings: section.size("original_max_position_embeddings")?,
+        attention_factor: or("attention_factor", attention_factor)?,
+    })
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::cache::slots::SequenceCaches;
 use crate::device::Buffer;
-use crate::drafter::config::tests::{
+use crate::drafter::config::format::tests::{
     deepspec_copy, speculators_dspark_copy, speculators_eagle3_copy,
 };
 use crate::drafter::proposal::{Candidate, Proposal};
@@ -28,7 +28,7 @@ use crate::options::speculation::DraftScores;
 use crate::plan::footprint::gdn_shape;
 use crate::plan::layer_caches;
 use crate::weights::Checkpoint;
-use crate::weights::raw_safetensors::{copy, demo_target, edit_json};
+use crate::weights::raw_safetensors::{RawTensor, copy, demo_target, edit_json, edit_tensors};
 
 const HIDDEN: usize = 256;
 /// Pages of a context: the longest case has 130 positions.
@@ -291,6 +291,73 @@ fn every_packaging_drafts_the_same() {
         let replay = replay(dir.path(), method, Mistake::None);
         assert_eq!(replay.num_equal, replay.num_rounds, "{method}");
     }
+}
+
+/// A BF16 tensor with `value(row, column)`, which must be exact in BF16.
+fn tensor(name: &str, shape: &[usize], value: impl Fn(usize, usize) -> f32) -> RawTensor {
+    let columns = *shape.last().unwrap();
+    let len: usize = shape.iter().product();
+    let bits = (0..len).map(|i| (value(i / columns, i % columns).to_bits() >> 16) as u16);
+    RawTensor {
+        name: format!("markov_head.{name}"),
+        dtype: "BF16".to_owned(),
+        shape: shape.to_vec(),
+        bytes: bits.flat_map(u16::to_le_bytes).collect(),
+    }
+}
+
+/// The demo DSpark with another kind of Markov head.
+fn with_head(kind: &str, tensors: Vec<RawTensor>, w2_shift: u16) -> tempfile::TempDir {
+    let dir = copy(&demo("dspark"));
+    edit_json(dir.path(), "config.json", |config| {
+        config["dflash_config"]["markov_head_type"] = json!(kind);
+    });
+    edit_tensors(dir.path(), "model.safetensors", |all| {
+        let w2 = all
+            .iter_mut()
+            .find(|t| t.name == "markov_head.markov_w2.weight");
+        for value in w2.unwrap().bytes.chunks_exact_mut(2) {
+            let bits = u16::from_le_bytes([value[0], value[1]]);
+            // Times a power of two, by the exponent; zeros stay.
+            if bits & 0x7fff != 0 {
+                value.copy_from_slice(&(bits + (w2_shift << 7)).to_le_bytes());
+            }
+        }
+        all.extend(tensors);
+    });
+    dir
+}
+
+/// An open gate, and a recurrent head that hands on the code (its tanh of 1/128 of the code is as good as linear),
+/// draft what the vanilla head drafts; a shut gate corrects nothing.
+#[test]
+fn other_markov_heads_can_say_what_the_vanilla_one_says() {
+    const RANK: usize = 64;
+    let gate = |bias: f32| {
+        vec![
+            tensor("gate_proj.weight", &[RANK, HIDDEN + RANK], |_, _| 0.0),
+            tensor("gate_proj.bias", &[RANK], |_, _| bias),
+        ]
+    };
+    let open = with_head("gated", gate(32.0), 0);
+    let gated = replay(open.path(), "dspark", Mistake::None);
+    assert_eq!(gated.num_equal, gated.num_rounds);
+    let shut = with_head("gated", gate(-96.0), 0);
+    let uncorrected = replay(shut.path(), "dspark", Mistake::None);
+    assert!(uncorrected.tau < 0.8 * gated.tau, "{}", uncorrected.tau);
+
+    // Rows are gate, content, output; columns are state, code, hidden state.
+    let joint = tensor(
+        "joint_proj.weight",
+        &[3 * RANK, 2 * RANK + HIDDEN],
+        |row, column| {
+            let is_code = row >= 2 * RANK && column == row - RANK;
+            if is_code { 1.0 / 128.0 } else { 0.0 }
+        },
+    );
+    let recurrent = with_head("rnn", vec![joint], 7);
+    let handed_on = replay(recurrent.path(), "dspark", Mistake::None);
+    assert!(handed_on.num_equal * 50 >= handed_on.num_rounds * 49);
 }
 
 /// A wrong alignment must not pass for the right one: few chains agree, and fewer tokens are accepted.

@@ -4,6 +4,8 @@
 //! candidates the best by score stay, in the order in which they were seen. Ties go to the one seen first. Scores do
 //! not rise along a path and parents are seen first, so a kept node's ancestors are kept.
 
+use std::cmp::Ordering;
+
 use crate::drafter::proposal::{Candidate, Proposal};
 use crate::options::speculation::TreePlan;
 
@@ -43,11 +45,16 @@ impl Eagle {
         } = self;
         ranked.clear();
         ranked.extend(0..seen.len());
-        sort_by_score(ranked, seen);
-        ranked.truncate(limits.max_rows.saturating_sub(1));
+        let num_kept = limits.max_rows.saturating_sub(1);
+        if num_kept < ranked.len() {
+            ranked.select_nth_unstable_by(num_kept, |&a, &b| by_score(seen, a, b));
+            ranked.truncate(num_kept);
+        }
         if let Some(costs) = &plan.verify_costs {
+            ranked.sort_unstable_by(|&a, &b| by_score(seen, a, b));
             let scores = ranked.iter().map(|&i| seen[i].score);
-            ranked.truncate(costs.best_num_rows([0.0].into_iter().chain(scores)) - 1);
+            let num_rows = costs.best_num_rows([0.0].into_iter().chain(scores));
+            ranked.truncate(num_rows - 1);
         }
         ranked.sort_unstable();
         rows.clear();
@@ -77,7 +84,8 @@ impl Eagle {
             }
             self.beam.clear();
             self.beam.extend(start..self.seen.len());
-            sort_by_score(&mut self.beam, &self.seen);
+            let seen = &self.seen;
+            self.beam.sort_unstable_by(|&a, &b| by_score(seen, a, b));
             self.beam.truncate(width);
         }
     }
@@ -107,6 +115,7 @@ fn see(seen: &mut Vec<Seen>, proposal: &Proposal, parent: Option<usize>, width: 
 }
 
 /// Best first, ties in the order seen.
-fn sort_by_score(indices: &mut [usize], seen: &[Seen]) {
-    indices.sort_unstable_by(|&a, &b| seen[b].score.total_cmp(&seen[a].score).then(a.cmp(&b)));
+fn by_score(seen: &[Seen], a: usize, b: usize) -> Ordering {
+    let by_score = seen[b].score.total_cmp(&seen[a].score);
+    by_score.then(a.cmp(&b))
 }
