@@ -11,16 +11,15 @@ use crate::error::{RequestError, Result};
 use crate::model::config::ModelConfig;
 use crate::model::decoder::Decoder;
 use crate::model::weights::DecoderWeights;
-use crate::options::EngineOptions;
+use crate::options::{EngineOptions, WeightFormat};
 use crate::plan::budget::{Budget, available_bytes};
 use crate::plan::footprint::{Backend, Footprint, Holdings, gdn_shape};
-use crate::plan::weight_bytes::WeightFormat;
 use crate::plan::{EnginePlan, Limits, layer_caches};
 use crate::request::{FinishReason, Request, RequestDefaults, RequestId, SamplingParams, State};
 use crate::scheduler::queue::Scheduler;
 use crate::step::decode_step::{DraftWorkspace, ModelPair, decode_step};
 use crate::stream::StepEvent;
-use crate::weights::checkpoint::Checkpoint;
+use crate::weights::checkpoint::{Checkpoint, Verification};
 
 /// A loaded deployment that serves requests.
 pub struct Engine {
@@ -29,6 +28,7 @@ pub struct Engine {
     plan: EnginePlan,
     scheduler: Scheduler,
     defaults: RequestDefaults,
+    verification: Verification,
     finished: HashMap<RequestId, Request>,
     next_id: RequestId,
 }
@@ -60,23 +60,31 @@ impl Engine {
         options.validate()?;
         let config = ModelConfig::read(model)?;
         let draft_config = DrafterConfig::find(drafter_dir, options, DrafterConfig::read)?;
-        let limits = Limits::resolve(options, &config, draft_config.as_ref())?;
-        let footprint = Footprint::of(&Holdings {
+        let limits = Limits::resolve(options, &config, draft_config.as_ref(), Backend::Host)?;
+        let format = WeightFormat::named(&options.weight_format)?;
+        let checkpoint = Checkpoint::open(model)?;
+        let mut footprint = Footprint::of(&Holdings {
             config: &config,
-            headers: None,
+            headers: Some(&checkpoint),
             drafter: draft_config.as_ref(),
             limits: &limits,
-            format: WeightFormat::Bf16,
-            screened_head: false,
+            format,
             backend: Backend::Host,
         });
         let budget = available_bytes().map(|memory_bytes| Budget {
             memory_bytes,
             utilization: options.gpu_memory_utilization,
         });
+        EnginePlan::resolve(limits.clone(), footprint, budget)?;
+        let device = Device::host(options.num_threads)?;
+        // On our own threads: the process-wide pool would be dead in a forked child.
+        let weights = device.install(|| DecoderWeights::load(&checkpoint, &config, format))?;
+        let verification = checkpoint.verification();
+        drop(checkpoint);
+        // Encoding in memory has shown what the plan could only estimate.
+        footprint.weights.settle(weights.num_bytes() as u64);
         let plan = EnginePlan::resolve(limits, footprint, budget)?;
         let sizes = plan.limits.drafter_sizes(&config, plan.num_kv_pages);
-        let device = Device::host(options.num_threads)?;
         let files = PairFiles {
             drafter: drafter_dir.unwrap_or(Path::new("")),
             target: model,
@@ -87,9 +95,6 @@ impl Engine {
                 device.install(|| drafter::open(files, drafter, &config, &device, sizes))
             })
             .transpose()?;
-        let checkpoint = Checkpoint::open(model)?;
-        // On our own threads: the process-wide pool would be dead in a forked child.
-        let weights = device.install(|| DecoderWeights::load(&checkpoint, &config))?;
         let caches = SequenceCaches::new(
             &device,
             &layer_caches(&config),
@@ -109,8 +114,9 @@ impl Engine {
             suppressed_ids: config.suppress_tokens.clone(),
         };
         let taps = drafter.as_ref().map_or(&[][..], |drafter| drafter.taps());
-        let max_rows = plan.limits.max_step_rows;
-        let target = Decoder::new(config, weights, taps, max_rows, &device);
+        let (head, max_rows) = (plan.limits.head, plan.limits.max_step_rows);
+        let target =
+            device.install(|| Decoder::new(config, weights, taps, head, max_rows, &device));
         Ok(Self {
             pair: ModelPair {
                 device,
@@ -123,6 +129,7 @@ impl Engine {
             plan,
             scheduler: Scheduler::default(),
             defaults,
+            verification,
             finished: HashMap::new(),
             next_id: 0,
         })
@@ -141,6 +148,11 @@ impl Engine {
     /// The target with its weights.
     pub fn target(&self) -> &Decoder {
         &self.pair.target
+    }
+
+    /// What proving the target's weights took at load; nothing is proved of a plain BF16 checkpoint.
+    pub fn verification(&self) -> Verification {
+        self.verification
     }
 
     /// Where the engine computes.
@@ -173,8 +185,21 @@ impl Engine {
         params: &SamplingParams,
         record: Record,
     ) -> Result<RequestId> {
+        self.check_request(&prompt_token_ids, params)?;
+        let record_from = record.logits.then(|| prompt_token_ids.len() - 1);
+        let mut request = Request::new(self.next_id, prompt_token_ids, params, &self.defaults);
+        request.record_from = record_from;
+        request.record_rounds = record.rounds;
+        Ok(self.submit(request))
+    }
+
+    /// Checks a request as [`add_request`](Self::add_request) does, and queues nothing.
+    ///
+    /// # Errors
+    /// [`RequestError`] for a prompt or parameter that cannot be served.
+    pub fn check_request(&self, prompt_token_ids: &[u32], params: &SamplingParams) -> Result<()> {
         params.validate()?;
-        self.check_prompt(&prompt_token_ids, 1)?;
+        self.check_prompt(prompt_token_ids, 1)?;
         let vocab_size = self.config().vocab_size;
         if let Some(&id) = params
             .stop_token_ids
@@ -206,11 +231,7 @@ impl Engine {
                 .into());
             }
         }
-        let record_from = record.logits.then(|| prompt_token_ids.len() - 1);
-        let mut request = Request::new(self.next_id, prompt_token_ids, params, &self.defaults);
-        request.record_from = record_from;
-        request.record_rounds = record.rounds;
-        Ok(self.submit(request))
+        Ok(())
     }
 
     /// Queues a request for fp32 logits, residual norms and the final recurrent state of a prompt, by the same kernels

@@ -76,12 +76,14 @@ def test_pooled_tau_is_the_golden_one(drafted, report):
 
 
 # Tokens per pass of best-first trees on the same prompts in an independent replay (PyTorch, fp32). It counts
-# nodes without the root and stops 20 tokens before the end (the table in tests/fixtures/demo/README.md).
+# nodes without the root and stops 20 tokens before the end (the table in tests/fixtures/demo/README.md). For
+# ddtree it took 16 candidates a position (3.22 and 3.53); here a tree of N nodes chooses among min(N, V), as
+# the published one does, which changes the trees of 32 nodes. Near ties may move a round or two.
 REPLAYED_TREES = [
-    ("dflash", "ddtree", 16, 3.22),
-    ("dflash", "ddtree", 32, 3.53),
-    ("dflash2", "conditional", 16, 4.84),
-    ("dflash2", "conditional", 32, 5.36),
+    ("dflash", "ddtree", 16, 3.216, 0.02),
+    ("dflash", "ddtree", 32, 3.462, 0.02),
+    ("dflash2", "conditional", 16, 4.842, 0.01),
+    ("dflash2", "conditional", 32, 5.355, 0.01),
 ]
 
 
@@ -104,7 +106,7 @@ def accepted_per_pass(config, num_nodes):
 def test_trees_accept_what_an_independent_replay_accepts(method, tree, num_nodes, expected, report):
     tau = accepted_per_pass({"model": str(DRAFTERS[method]), "tree": tree}, num_nodes)
     report(f"{method} {tree} of {num_nodes} nodes: tau {tau:.3f} (replayed {expected})")
-    assert tau == pytest.approx(expected, abs=0.1)
+    assert tau == pytest.approx(expected, abs=tolerance)
 
 
 # The replay scored all children of the 16 likeliest parents; ours expands fewer, and accepts no less.

@@ -1,4 +1,5 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from os import PathLike
 from types import ModuleType
 from typing import Any, Protocol, final, type_check_only
 
@@ -7,6 +8,8 @@ from numpy.typing import NDArray
 
 __version__: str
 __all__ = [
+    "DRAFTER_ARCHITECTURES",
+    "TARGET_ARCHITECTURES",
     "CheckpointError",
     "ConfigError",
     "DeviceError",
@@ -23,10 +26,23 @@ __all__ = [
     "SpecPilotError",
     "StepEvent",
     "__version__",
+    "convert_weights",
+    "inspect_weights",
     "kernels",
     "plan",
+    "w12",
 ]
 kernels: ModuleType
+DRAFTER_ARCHITECTURES: tuple[str, ...]
+TARGET_ARCHITECTURES: dict[str, tuple[str, ...]]
+w12: ModuleType
+
+def convert_weights(
+    model: str | PathLike[str],
+    out: str | PathLike[str],
+    on_progress: Callable[[str, int, int, int, int], object] | None = None,
+) -> dict[str, Any]: ...
+def inspect_weights(path: str | PathLike[str]) -> list[dict[str, Any]]: ...
 
 @type_check_only
 class EngineOptionsLike(Protocol):
@@ -36,6 +52,8 @@ class EngineOptionsLike(Protocol):
     def device(self) -> str: ...
     @property
     def weight_format(self) -> str: ...
+    @property
+    def head(self) -> str: ...
     @property
     def max_model_len(self) -> int | None: ...
     @property
@@ -89,6 +107,7 @@ class Engine:
         record_logits: bool,
         record_rounds: bool,
     ) -> int: ...
+    def check_request(self, prompt_token_ids: list[int], params: SamplingParamsLike) -> None: ...
     def step(self) -> list[StepEvent]: ...
     def stop_at(self, request_id: int, num_tokens: int) -> None: ...
     def abort(self, request_id: int) -> None: ...
@@ -103,7 +122,6 @@ def plan(
     options: EngineOptionsLike,
     memory: str | None,
     device: str,
-    screened_head: bool,
 ) -> dict[str, Any]: ...
 
 @final
@@ -144,6 +162,12 @@ class EngineMetrics:
     def num_draft_tokens(self) -> int: ...
     @property
     def num_accepted_tokens(self) -> int: ...
+    @property
+    def num_screened_rows(self) -> int: ...
+    @property
+    def num_screen_survivors(self) -> int: ...
+    @property
+    def num_screen_fallbacks(self) -> int: ...
     @property
     def acceptance_histogram(self) -> list[int]: ...
     @property

@@ -11,6 +11,7 @@ pub(super) mod format;
 mod heads;
 mod keys;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::error::{DrafterError, Error};
@@ -20,6 +21,7 @@ use crate::weights::Checkpoint;
 
 pub use block::{BlockConfig, BlockMethod, DraftLayerConfig};
 pub use eagle3::Eagle3Config;
+pub use format::supported_architectures;
 use format::{Format, MethodKind};
 pub use heads::{ConfidenceConfig, DSparkConfig, MarkovConfig, MarkovKind, SelectorConfig};
 use keys::Keys;
@@ -168,6 +170,23 @@ impl DrafterConfig {
             Self::Eagle3(config) => config.num_taps(),
             Self::Ngram(_) => 0,
         }
+    }
+
+    /// Names of the matrices that layers multiply by: what a compressed checkpoint compresses. Tables that are read row
+    /// by row, heads, and matrices that are cut or read as vectors stay as they are.
+    pub fn linear_layers(&self) -> BTreeSet<String> {
+        const KEPT: [&str; 5] = [
+            "embed_tokens.weight",
+            "lm_head.weight",
+            "markov_head.markov_w1.weight",
+            "markov_head.gate_proj.weight",
+            "markov_head.joint_proj.weight",
+        ];
+        let matrices = self.tensors().into_iter().filter(|(name, shape)| {
+            let is_matrix = matches!(shape[..], [rows, _] if rows > 1);
+            is_matrix && name.ends_with(".weight") && !KEPT.contains(&&name[..])
+        });
+        matrices.map(|(name, _)| name).collect()
     }
 
     /// Name and shape of every tensor that is read.

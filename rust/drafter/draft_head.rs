@@ -46,7 +46,9 @@ impl OwnHead {
             offsets.iter().enumerate().map(id).collect()
         };
         Ok(Self {
-            lm_head: Linear::load(checkpoint, "lm_head.weight", num_rows, hidden_size)?,
+            lm_head: Linear::Bf16(
+                checkpoint.matrix_bf16("lm_head.weight", [num_rows, hidden_size])?,
+            ),
             target_ids: offset_into.map(target_ids).transpose()?,
         })
     }

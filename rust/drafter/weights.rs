@@ -8,6 +8,7 @@ use super::draft_head::OwnHead;
 use crate::device::Buffer;
 use crate::error::CheckpointError;
 use crate::kernels::bf16_matmul::PackedBf16;
+use crate::options::WeightFormat;
 use crate::weights::{Checkpoint, Linear};
 
 type Result<T, E = CheckpointError> = std::result::Result<T, E>;
@@ -360,12 +361,13 @@ impl Loader<'_> {
         widths: [usize; N],
     ) -> Result<[Linear; N]> {
         let parts = self.checkpoint.columns_bf16(name, out_features, widths)?;
-        Ok(parts.map(Linear::from_packed))
+        Ok(parts.map(Linear::Bf16))
     }
 
     fn linear(&self, name: &str, out_features: usize, in_features: usize) -> Result<Linear> {
         let name = format!("{name}.weight");
-        Linear::load(self.checkpoint, &name, out_features, in_features)
+        let format = WeightFormat::Auto;
+        Linear::load(self.checkpoint, &name, out_features, in_features, format)
     }
 
     fn norm(&self, name: &str, width: usize) -> Result<Buffer<f32>> {

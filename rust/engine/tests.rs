@@ -1,6 +1,9 @@
 //! What an engine holds is what its plan says: predicted bytes against the lengths of the buffers.
 
+use std::ops::ControlFlow;
+
 use super::*;
+use crate::convert::convert_model;
 use crate::options::PromptLookup;
 use crate::plan::footprint::Footprint;
 use crate::weights::raw_safetensors::{demo_target, family};
@@ -10,6 +13,7 @@ fn options(max_num_seqs: usize) -> EngineOptions {
         dtype: "auto".into(),
         device: "cpu".into(),
         weight_format: "auto".into(),
+        head: "auto".into(),
         max_model_len: Some(200),
         max_num_seqs,
         gpu_memory_utilization: 0.9,
@@ -25,9 +29,10 @@ fn options(max_num_seqs: usize) -> EngineOptions {
     }
 }
 
-/// Bytes of the plan that `Device::alloc` gives: all but weights.
+/// Bytes of the plan that `Device::alloc` gives: all but weights and their copies.
 fn planned_buffers(footprint: &Footprint, num_pages: usize) -> u64 {
-    let weights = footprint.weights.total() + footprint.drafter.weights as u64;
+    let weights =
+        footprint.weights.total() + footprint.drafter.weights as u64 + footprint.head_copy;
     footprint.fixed_bytes() - weights + num_pages as u64 * footprint.page_bytes()
 }
 
@@ -39,6 +44,7 @@ fn assert_as_planned(engine: &Engine) {
     } = engine.plan();
     let weights = engine.target().weights();
     assert_eq!(footprint.weights.total(), weights.num_bytes() as u64);
+    assert_eq!(footprint.head_copy, engine.target().num_copy_bytes() as u64);
     let drafter_bytes = engine.pair.drafter.as_ref().map(|d| d.weight_bytes());
     assert_eq!(footprint.drafter.weights, drafter_bytes.unwrap_or(0));
     assert_eq!(
@@ -84,17 +90,45 @@ fn every_byte_is_planned_and_none_comes_later() {
         (family("llama_rope_scaling"), None, None),
     ];
     for (model, drafter, tree) in cases {
-        for max_num_seqs in [1, 3] {
+        for (max_num_seqs, head) in [(1, "screened"), (3, "dense")] {
             let options = EngineOptions {
                 tree: tree.map(str::to_owned),
+                head: head.into(),
                 ..options(max_num_seqs)
             };
             let mut engine = Engine::open(&model, drafter.as_deref(), &options).unwrap();
+            assert_eq!(engine.target().head_path().name(), head);
             assert_as_planned(&engine);
             assert_eq!(engine.plan().num_kv_pages, 4 * max_num_seqs);
             generate(&mut engine);
             assert_as_planned(&engine);
         }
+    }
+}
+
+#[test]
+fn a_w12_engine_holds_what_its_plan_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let converted = dir.path().join("w12");
+    convert_model(&demo_target(), &converted, &mut |_| {
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    // Converted on disk the sizes are known before; in memory the plan settles once it is done.
+    for (model, weight_format) in [
+        (&converted, "auto"),
+        (&converted, "w12"),
+        (&demo_target(), "w12"),
+    ] {
+        let options = EngineOptions {
+            weight_format: weight_format.into(),
+            ..options(2)
+        };
+        let mut engine = Engine::open(model, None, &options).unwrap();
+        assert_eq!(engine.target().weights().num_w12_matrices(), 50);
+        assert_as_planned(&engine);
+        generate(&mut engine);
+        assert_as_planned(&engine);
     }
 }
 

@@ -6,13 +6,13 @@ use std::path::Path;
 use super::Limits;
 use super::budget::{Budget, available_bytes};
 use super::footprint::{Backend, Footprint, Holdings};
-use super::weight_bytes::{WeightFormat, num_parameters};
+use super::weight_bytes::num_parameters;
 use crate::drafter::config::DrafterConfig;
 use crate::drafter::{PairFiles, pairing};
 use crate::error::{OptionError, Result};
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::model::config::ModelConfig;
-use crate::options::EngineOptions;
+use crate::options::{EngineOptions, WeightFormat};
 use crate::weights::Checkpoint;
 
 /// What to plan besides the engine's options.
@@ -26,8 +26,6 @@ pub struct Setting<'a> {
     pub backend: Backend,
     /// The device's memory; `None` = what this machine has available.
     pub memory_bytes: Option<u64>,
-    /// Whether an INT8 copy of the LM head is kept for screening.
-    pub screened_head: bool,
 }
 
 /// A planned deployment.
@@ -83,7 +81,7 @@ impl DeploymentPlan {
             true => Some(Checkpoint::open(setting.model)?),
             false => None,
         };
-        let limits = Limits::resolve(options, &config, drafter.as_ref())?;
+        let limits = Limits::resolve(options, &config, drafter.as_ref(), setting.backend)?;
         let memory_bytes = match (setting.memory_bytes, setting.backend) {
             (Some(bytes), _) => Some(bytes),
             (None, Backend::Host) => available_bytes(),
@@ -102,7 +100,6 @@ impl DeploymentPlan {
                 drafter: drafter.as_ref(),
                 limits: &limits,
                 format,
-                screened_head: setting.screened_head,
                 backend: setting.backend,
             });
             FormatPlan {

@@ -13,14 +13,16 @@ use crate::engine::{self, Record};
 use crate::error::{InternalError, Result};
 use crate::options::{EngineOptions, PromptLookup};
 use crate::request::SamplingParams;
+use crate::weights::checkpoint::Verification;
 
-use super::outputs::{EngineOutput, StepEvent};
+use super::outputs::{EngineOutput, RecordShape, StepEvent};
 
 /// A loaded deployment. Methods release the interpreter while they work and may be called from several threads.
 #[pyclass(frozen, module = "specpilot_rs._core")]
 pub struct Engine {
     /// Worker threads do not survive a fork.
     process_id: u32,
+    record_shape: RecordShape,
     /// `None` after an internal error.
     inner: Mutex<Option<engine::Engine>>,
 }
@@ -43,6 +45,7 @@ impl Engine {
         numpy::PyArray1::<f32>::zeros(py, 0, false);
         Ok(Self {
             process_id: std::process::id(),
+            record_shape: RecordShape::of(opened.config()),
             inner: Mutex::new(Some(opened)),
         })
     }
@@ -62,6 +65,10 @@ impl Engine {
                 device: engine.device().name(),
                 num_parameters: weights.num_parameters(),
                 weight_bytes: weights.num_bytes(),
+                num_w12_matrices: weights.num_w12_matrices(),
+                verification: engine.verification(),
+                copy_bytes: engine.target().num_copy_bytes(),
+                head: engine.target().head_path().name(),
                 method: engine.drafter_config().map(DrafterConfig::method),
                 drafter: engine.drafter_config().map(DrafterConfig::description),
                 plan: plan.clone(),
@@ -80,18 +87,25 @@ impl Engine {
         record_logits: bool,
         record_rounds: bool,
     ) -> PyResult<u64> {
-        let params = SamplingParams {
-            max_tokens: params.getattr("max_tokens")?.extract()?,
-            min_tokens: params.getattr("min_tokens")?.extract()?,
-            ignore_eos: params.getattr("ignore_eos")?.extract()?,
-            stop_token_ids: params.getattr("stop_token_ids")?.extract()?,
-        };
+        let params = extract_params(params)?;
         let record = Record {
             logits: record_logits,
             rounds: record_rounds,
         };
         self.with(py, |engine| {
             engine.add_request(prompt_token_ids, &params, record)
+        })
+    }
+
+    fn check_request(
+        &self,
+        py: Python<'_>,
+        prompt_token_ids: Vec<u32>,
+        params: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let params = extract_params(params)?;
+        self.with(py, |engine| {
+            engine.check_request(&prompt_token_ids, &params)
         })
     }
 
@@ -109,10 +123,8 @@ impl Engine {
     }
 
     fn take_output(&self, py: Python<'_>, request_id: u64) -> PyResult<EngineOutput> {
-        let (output, shape) = self.with(py, |engine| {
-            Ok((engine.take_output(request_id)?, engine.config().clone()))
-        })?;
-        EngineOutput::new(py, output, &shape)
+        let output = self.with(py, |engine| engine.take_output(request_id))?;
+        EngineOutput::new(py, output, self.record_shape)
     }
 
     fn add_score_request(&self, py: Python<'_>, prompt_token_ids: Vec<u32>) -> PyResult<u64> {
@@ -163,11 +175,21 @@ pub(super) fn catch_panic<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
     })
 }
 
+fn extract_params(params: &Bound<'_, PyAny>) -> PyResult<SamplingParams> {
+    Ok(SamplingParams {
+        max_tokens: params.getattr("max_tokens")?.extract()?,
+        min_tokens: params.getattr("min_tokens")?.extract()?,
+        ignore_eos: params.getattr("ignore_eos")?.extract()?,
+        stop_token_ids: params.getattr("stop_token_ids")?.extract()?,
+    })
+}
+
 pub(super) fn extract_options(options: &Bound<'_, PyAny>) -> PyResult<EngineOptions> {
     Ok(EngineOptions {
         dtype: options.getattr("dtype")?.extract()?,
         device: options.getattr("device")?.extract()?,
         weight_format: options.getattr("weight_format")?.extract()?,
+        head: options.getattr("head")?.extract()?,
         max_model_len: options.getattr("max_model_len")?.extract()?,
         max_num_seqs: options.getattr("max_num_seqs")?.extract()?,
         gpu_memory_utilization: options.getattr("gpu_memory_utilization")?.extract()?,
@@ -186,6 +208,26 @@ pub(super) fn extract_options(options: &Bound<'_, PyAny>) -> PyResult<EngineOpti
     })
 }
 
+/// Cost of proving the weights; `None` where nothing was to be proved.
+fn verification_dict(
+    py: Python<'_>,
+    verification: Verification,
+) -> PyResult<Option<Bound<'_, PyDict>>> {
+    if verification.num_tensors == 0 {
+        return Ok(None);
+    }
+    let seconds = verification.time.as_secs_f64();
+    let dict = PyDict::new(py);
+    dict.set_item("num_tensors", verification.num_tensors)?;
+    dict.set_item("num_bytes", verification.num_bytes)?;
+    dict.set_item("thread_seconds", seconds)?;
+    dict.set_item(
+        "gb_per_thread_second",
+        verification.num_bytes as f64 / 1e9 / seconds,
+    )?;
+    Ok(Some(dict))
+}
+
 struct Description {
     architecture: String,
     vocab_size: usize,
@@ -196,6 +238,10 @@ struct Description {
     device: &'static str,
     num_parameters: usize,
     weight_bytes: usize,
+    num_w12_matrices: usize,
+    verification: Verification,
+    copy_bytes: usize,
+    head: &'static str,
     method: Option<&'static str>,
     drafter: Option<String>,
     plan: crate::plan::EnginePlan,
@@ -211,7 +257,12 @@ impl Description {
         dict.set_item("hidden_size", self.hidden_size)?;
         dict.set_item("num_parameters", self.num_parameters)?;
         dict.set_item("weight_bytes", self.weight_bytes)?;
-        dict.set_item("weight_format", "bf16")?;
+        let is_w12 = self.num_w12_matrices > 0;
+        dict.set_item("weight_format", if is_w12 { "w12" } else { "bf16" })?;
+        dict.set_item("num_w12_matrices", self.num_w12_matrices)?;
+        dict.set_item("weight_check", verification_dict(py, self.verification)?)?;
+        dict.set_item("head", self.head)?;
+        dict.set_item("screened_head_bytes", self.copy_bytes)?;
         dict.set_item("eos_token_ids", self.eos_token_ids)?;
         dict.set_item("suppress_tokens", self.suppress_tokens)?;
         dict.set_item("dtype", "float32")?;

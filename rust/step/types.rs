@@ -3,7 +3,7 @@
 
 use crate::kernels::paths::RowPaths;
 use crate::model::decoder::ResidualProbe;
-use crate::request::{FinishReason, NonFiniteLogit};
+use crate::request::{FinishReason, NonFiniteLogit, ScreenCounts};
 
 use super::tree::TokenTree;
 
@@ -66,6 +66,8 @@ pub struct Verified {
     pub(super) paths: RowPaths,
     /// Greedy choice after each row, where it was needed.
     pub(super) choices: Vec<Option<Choice>>,
+    /// How the choices of each entry's rows were found.
+    pub(super) screening: Vec<ScreenCounts>,
     pub(super) records: Option<RowRecords>,
 }
 
@@ -90,6 +92,7 @@ pub struct Accepted {
     pub(super) batch: Batch,
     pub(super) trees: Vec<TokenTree>,
     pub(super) accepted: Vec<AcceptedPath>,
+    pub(super) screening: Vec<ScreenCounts>,
     pub(super) records: Option<RowRecords>,
 }
 

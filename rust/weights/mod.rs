@@ -2,10 +2,13 @@
 
 pub mod checkpoint;
 mod edit_distance;
+pub mod inspect;
 pub mod linear;
+pub mod w12;
+pub mod w12_file;
 
 #[cfg(test)]
 pub(crate) mod raw_safetensors;
 
-pub use checkpoint::{Checkpoint, LoadProgress};
+pub use checkpoint::Checkpoint;
 pub use linear::Linear;

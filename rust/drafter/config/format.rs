@@ -6,9 +6,19 @@ use crate::error::{DrafterError, Error};
 use crate::model::config_file::Section;
 use crate::weights::Checkpoint;
 
-/// Architecture names that are served.
-const SUPPORTED: &str = "DFlashDraftModel, DFlash2DraftModel, DSparkDraftModel, Qwen3DSparkModel, \
-     LlamaForCausalLMEagle3, and speculators_model_type dflash, dflash2, dspark, eagle3";
+/// Architecture names that are served outside the speculators format, which has its own key.
+const SUPPORTED: [&str; 5] = [
+    "DFlashDraftModel",
+    "DFlash2DraftModel",
+    "DSparkDraftModel",
+    "Qwen3DSparkModel",
+    "LlamaForCausalLMEagle3",
+];
+
+/// Names of all supported architectures.
+pub fn supported_architectures() -> impl Iterator<Item = &'static str> {
+    SUPPORTED.into_iter()
+}
 
 /// What a checkpoint holds and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,7 +132,10 @@ pub(super) fn by_name(dir: &Path, root: &Section<'_>) -> Result<Format, Error> {
     let unsupported = |got: String| {
         Error::from(DrafterError::Unsupported {
             file: dir.join("config.json"),
-            expected: SUPPORTED,
+            expected: format!(
+                "{}, and speculators_model_type dflash, dflash2, dspark, eagle3",
+                SUPPORTED.join(", ")
+            ),
             got,
         })
     };

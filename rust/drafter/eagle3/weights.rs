@@ -7,6 +7,7 @@ use crate::drafter::config::Eagle3Config;
 use crate::drafter::draft_head::OwnHead;
 use crate::error::CheckpointError;
 use crate::kernels::bf16_matmul::PackedBf16;
+use crate::options::WeightFormat;
 use crate::weights::{Checkpoint, Linear};
 
 type Result<T, E = CheckpointError> = std::result::Result<T, E>;
@@ -43,14 +44,14 @@ impl Eagle3Weights {
         let checkpoint = Checkpoint::open(dir)?;
         let (hidden, inter) = (config.hidden_size, config.intermediate_size);
         let (q_dim, kv_dim) = (config.q_dim(), config.kv_dim());
-        let prefix = config.layer_prefix();
+        let (prefix, format) = (config.layer_prefix(), WeightFormat::Auto);
         let linear = |part: &str, out_features, in_features| {
             let name = format!("{prefix}.{part}.weight");
-            Linear::load(&checkpoint, &name, out_features, in_features)
+            Linear::load(&checkpoint, &name, out_features, in_features, format)
         };
         let norm = |part: &str| checkpoint.vector_f32(&format!("{prefix}.{part}.weight"), hidden);
         let weights = Self {
-            fc: Linear::load(&checkpoint, "fc.weight", hidden, config.taps_dim())?,
+            fc: Linear::load(&checkpoint, "fc.weight", hidden, config.taps_dim(), format)?,
             input_norm: norm("input_layernorm")?,
             hidden_norm: norm("hidden_norm")?,
             q_proj: linear("self_attn.q_proj", q_dim, 2 * hidden)?,

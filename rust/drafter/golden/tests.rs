@@ -20,7 +20,9 @@ use crate::kernels::Kernel;
 use crate::kernels::paths::RowPaths;
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use crate::model::decoder::Decoder;
+use crate::model::head::HeadPath;
 use crate::model::weights::DecoderWeights;
+use crate::options::WeightFormat;
 use crate::options::speculation::DraftScores;
 use crate::plan::footprint::gdn_shape;
 use crate::plan::layer_caches;
@@ -74,8 +76,8 @@ fn cases(method: &str) -> Vec<Case> {
 fn taps(layers: &[usize], token_ids: &[u32]) -> Vec<Buffer<f32>> {
     let Target { config, device, .. } = target();
     let checkpoint = Checkpoint::open(&demo_target()).unwrap();
-    let weights = DecoderWeights::load(&checkpoint, config).unwrap();
-    let mut decoder = Decoder::new(config.clone(), weights, layers, 64, device);
+    let weights = DecoderWeights::load(&checkpoint, config, WeightFormat::Auto).unwrap();
+    let mut decoder = Decoder::new(config.clone(), weights, layers, HeadPath::Dense, 64, device);
     let shape = gdn_shape(config);
     let mut caches = SequenceCaches::new(device, &layer_caches(config), shape, 1, NUM_PAGES);
     let slot = caches.admit(token_ids.len()).unwrap();

@@ -14,9 +14,11 @@ mod gather_taps;
 mod gdn_fold;
 mod gdn_wy;
 mod greedy_argmax;
+mod lm_head_screen;
 mod rms_norm;
 mod rope;
 mod tree_attention;
+mod w12_matmul;
 
 use std::sync::OnceLock;
 
@@ -60,11 +62,15 @@ pub(super) mod kernels_module {
     #[pymodule_export]
     use super::greedy_argmax::greedy_argmax;
     #[pymodule_export]
+    use super::lm_head_screen::{has_byte_products, lm_head_intervals, lm_head_screen};
+    #[pymodule_export]
     use super::rms_norm::rms_norm;
     #[pymodule_export]
     use super::rope::rope;
     #[pymodule_export]
     use super::tree_attention::tree_attention;
+    #[pymodule_export]
+    use super::w12_matmul::w12_matmul;
 }
 
 /// The device all test calls share.
