@@ -71,8 +71,9 @@ python-test: tools $(VENV)/installed-test ## Python tests
 	$(BIN)/pytest
 
 .PHONY: test-slow
-test-slow: tools $(VENV)/installed-test ## The full grids
+test-slow: tools $(VENV)/installed-test ## The full grids, and ten minutes of damaged files
 	$(BIN)/pytest -m slow
+	cargo test $(CARGO_FLAGS) --lib -- --ignored --nocapture
 
 .PHONY: bench
 bench: tools ## Kernel benchmarks

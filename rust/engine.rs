@@ -11,17 +11,16 @@ use crate::error::{RequestError, Result};
 use crate::model::config::ModelConfig;
 use crate::model::decoder::Decoder;
 use crate::model::weights::DecoderWeights;
-use crate::options::EngineOptions;
+use crate::options::{EngineOptions, WeightFormat};
 use crate::plan::budget::{Budget, available_bytes};
 use crate::plan::deployment::check_method;
 use crate::plan::footprint::{Backend, Footprint, Holdings, gdn_shape};
-use crate::plan::weight_bytes::WeightFormat;
 use crate::plan::{EnginePlan, Limits, layer_caches};
 use crate::request::{FinishReason, Request, RequestDefaults, RequestId, SamplingParams, State};
 use crate::scheduler::queue::Scheduler;
 use crate::step::decode_step::{ModelPair, decode_step};
 use crate::stream::StepEvent;
-use crate::weights::checkpoint::Checkpoint;
+use crate::weights::checkpoint::{Checkpoint, Verification};
 
 /// A loaded deployment that serves requests.
 pub struct Engine {
@@ -29,6 +28,7 @@ pub struct Engine {
     plan: EnginePlan,
     scheduler: Scheduler,
     defaults: RequestDefaults,
+    verification: Verification,
     finished: HashMap<RequestId, Request>,
     next_id: RequestId,
 }
@@ -64,12 +64,14 @@ impl Engine {
             check_method(dir, drafter, options)?;
         }
         let limits = Limits::resolve(options, &config, draft_config.as_ref())?;
-        let footprint = Footprint::of(&Holdings {
+        let format = WeightFormat::named(&options.weight_format)?;
+        let checkpoint = Checkpoint::open(model)?;
+        let mut footprint = Footprint::of(&Holdings {
             config: &config,
-            headers: None,
+            headers: Some(&checkpoint),
             drafter: draft_config.as_ref(),
             limits: &limits,
-            format: WeightFormat::Bf16,
+            format,
             screened_head: false,
             backend: Backend::Host,
         });
@@ -77,9 +79,16 @@ impl Engine {
             memory_bytes,
             utilization: options.gpu_memory_utilization,
         });
+        EnginePlan::resolve(limits, footprint, budget)?;
+        let device = Device::host(options.num_threads)?;
+        // On our own threads: the process-wide pool would be dead in a forked child.
+        let weights = device.install(|| DecoderWeights::load(&checkpoint, &config, format))?;
+        let verification = checkpoint.verification();
+        drop(checkpoint);
+        // Encoding in memory has shown what the plan could only estimate.
+        footprint.weights.settle(weights.num_bytes() as u64);
         let plan = EnginePlan::resolve(limits, footprint, budget)?;
         let (num_slots, num_pages) = (plan.limits.max_num_seqs, plan.num_kv_pages);
-        let device = Device::host(options.num_threads)?;
         let drafter = draft_config
             .zip(drafter_dir)
             .map(|(drafter, dir)| {
@@ -88,9 +97,6 @@ impl Engine {
                 })
             })
             .transpose()?;
-        let checkpoint = Checkpoint::open(model)?;
-        // On our own threads: the process-wide pool would be dead in a forked child.
-        let weights = device.install(|| DecoderWeights::load(&checkpoint, &config))?;
         let caches = SequenceCaches::new(
             &device,
             &layer_caches(&config),
@@ -122,6 +128,7 @@ impl Engine {
             plan,
             scheduler: Scheduler::default(),
             defaults,
+            verification,
             finished: HashMap::new(),
             next_id: 0,
         })
@@ -140,6 +147,11 @@ impl Engine {
     /// The target with its weights.
     pub fn target(&self) -> &Decoder {
         &self.pair.target
+    }
+
+    /// What proving the target's weights took at load; nothing is proved of a plain BF16 checkpoint.
+    pub fn verification(&self) -> Verification {
+        self.verification
     }
 
     /// Where the engine computes.

@@ -2,6 +2,9 @@
 
 use std::path::PathBuf;
 
+mod checkpoint;
+pub use checkpoint::{CheckpointError, W12Error};
+
 /// Result of everything an engine does.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -139,113 +142,6 @@ pub enum KernelError {
     },
 }
 
-/// Errors of reading checkpoint files.
-#[derive(Debug, thiserror::Error)]
-pub enum CheckpointError {
-    /// The directory holds neither one safetensors file nor an index.
-    #[error("{dir}: expected model.safetensors or model.safetensors.index.json, found neither")]
-    NoWeights {
-        /// Model directory.
-        dir: PathBuf,
-    },
-    /// A file could not be opened or read.
-    #[error("{file}: {source}")]
-    Io {
-        /// The file.
-        file: PathBuf,
-        /// What the operating system said.
-        source: std::io::Error,
-    },
-    /// A JSON file does not parse.
-    #[error("{file}: not valid JSON: {source}")]
-    Json {
-        /// The file.
-        file: PathBuf,
-        /// The parser's error.
-        source: serde_json::Error,
-    },
-    /// A safetensors file is cut short, has a broken header or inconsistent offsets.
-    #[error("{file}: not a valid safetensors file (truncated or damaged): {reason}")]
-    Damaged {
-        /// The file.
-        file: PathBuf,
-        /// What the reader said.
-        reason: String,
-    },
-    /// The index names a shard that is not there.
-    #[error("{index}: names shard `{shard}`, which is missing")]
-    MissingShard {
-        /// The index file.
-        index: PathBuf,
-        /// The shard's file name.
-        shard: String,
-    },
-    /// The index says a tensor is in a shard that does not hold it.
-    #[error("{file}: the index places tensor `{tensor}` here, but the file does not hold it")]
-    NotInShard {
-        /// The shard.
-        file: PathBuf,
-        /// The tensor.
-        tensor: String,
-    },
-    /// A tensor the config needs is absent.
-    #[error("{dir}: tensor `{tensor}` with shape {expected:?} is missing{}", .near.as_ref().map(|n| format!("; the checkpoint has `{n}`")).unwrap_or_default())]
-    MissingTensor {
-        /// Checkpoint directory.
-        dir: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// Its shape by the config.
-        expected: Vec<usize>,
-        /// The unused tensor with the most similar name, if any is close.
-        near: Option<String>,
-    },
-    /// Tensors that nothing in the model uses.
-    #[error("{file}: {} tensor(s) that this architecture does not use, first `{}`", .tensors.len(), .tensors[0])]
-    UnusedTensors {
-        /// File of the first.
-        file: PathBuf,
-        /// Their names, sorted.
-        tensors: Vec<String>,
-    },
-    /// A tensor has another shape than the config says.
-    #[error("{file}: tensor `{tensor}` should have shape {expected:?}, got {got:?}")]
-    Shape {
-        /// The file.
-        file: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// Shape by the config.
-        expected: Vec<usize>,
-        /// Shape in the file.
-        got: Vec<usize>,
-    },
-    /// The config ties a tensor to another, but the checkpoint holds different values for both.
-    #[error(
-        "{file}: tensor `{tensor}` should equal `{expected}` (tie_word_embeddings is true), but got other values"
-    )]
-    TiedTensor {
-        /// The file.
-        file: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// The tensor it is tied to.
-        expected: String,
-    },
-    /// A tensor has a dtype that its place does not allow.
-    #[error("{file}: tensor `{tensor}` should have dtype {expected}, got {got}")]
-    Dtype {
-        /// The file.
-        file: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// Dtypes allowed.
-        expected: &'static str,
-        /// Dtype in the file.
-        got: String,
-    },
-}
-
 /// Errors of interpreting a `config.json`.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -271,6 +167,18 @@ pub enum ConfigError {
         /// The file.
         file: PathBuf,
         /// Supported names, comma-separated.
+        expected: String,
+        /// Name in the file.
+        got: String,
+    },
+    /// A drafter stands where a target is wanted.
+    #[error(
+        "{file}: `{got}` is a drafter, expected a target ({expected}); drafters go into speculative_config"
+    )]
+    DrafterAsTarget {
+        /// The file.
+        file: PathBuf,
+        /// Supported targets, comma-separated.
         expected: String,
         /// Name in the file.
         got: String,

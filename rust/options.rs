@@ -15,7 +15,7 @@ pub struct EngineOptions {
     pub dtype: String,
     /// `auto` or `cpu`.
     pub device: String,
-    /// `auto` or `bf16`.
+    /// How the target's linear layers are held: `auto`, `bf16` or `w12`.
     pub weight_format: String,
     /// Context limit in tokens; `None` = the model's.
     pub max_model_len: Option<usize>,
@@ -37,6 +37,32 @@ pub struct EngineOptions {
     pub tree_nodes: Option<usize>,
 }
 
+/// How the matrices of linear layers are held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightFormat {
+    /// Each as the checkpoint holds it.
+    Auto,
+    /// BF16, decoded if need be.
+    Bf16,
+    /// W12, encoded if need be, where it pays.
+    W12,
+}
+
+impl WeightFormat {
+    /// The format of this name.
+    ///
+    /// # Errors
+    /// [`OptionError::Value`] for a name that is none.
+    pub fn named(name: &str) -> Result<Self, OptionError> {
+        one_of("weight_format", name, &["auto", "bf16", "w12"])?;
+        Ok(match name {
+            "bf16" => Self::Bf16,
+            "w12" => Self::W12,
+            _ => Self::Auto,
+        })
+    }
+}
+
 impl EngineOptions {
     /// Checks each option alone.
     ///
@@ -45,7 +71,7 @@ impl EngineOptions {
     pub fn validate(&self) -> Result<(), OptionError> {
         one_of("dtype", &self.dtype, &["auto", "float32"])?;
         one_of("device", &self.device, &["auto", "cpu"])?;
-        one_of("weight_format", &self.weight_format, &["auto", "bf16"])?;
+        WeightFormat::named(&self.weight_format)?;
         let value = |option, expected: &str, got: String| {
             Err(OptionError::Value {
                 option,

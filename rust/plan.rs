@@ -30,7 +30,7 @@ const MAX_STEP_ROWS: usize = 256;
 const USUAL_TREE_NODES: usize = 32;
 
 /// Resolved limits.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Context limit in tokens.
     pub max_model_len: usize,

@@ -16,6 +16,7 @@ DEPTH = {
     "python": 9,
     "engine": 8,
     "plan": 7,
+    "convert": 7,
     "scheduler": 6,
     "step": 5,
     "drafter": 4,

@@ -1,4 +1,5 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from os import PathLike
 from types import ModuleType
 from typing import Any, Protocol, final, type_check_only
 
@@ -23,10 +24,21 @@ __all__ = [
     "SpecPilotError",
     "StepEvent",
     "__version__",
+    "convert_weights",
+    "inspect_weights",
     "kernels",
     "plan",
+    "w12",
 ]
 kernels: ModuleType
+w12: ModuleType
+
+def convert_weights(
+    model: str | PathLike[str],
+    out: str | PathLike[str],
+    on_progress: Callable[[str, int, int, int, int], object] | None = None,
+) -> dict[str, Any]: ...
+def inspect_weights(path: str | PathLike[str]) -> list[dict[str, Any]]: ...
 
 @type_check_only
 class EngineOptionsLike(Protocol):

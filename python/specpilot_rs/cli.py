@@ -1,4 +1,4 @@
-"""The command `specpilot`: generate, chat, plan, doctor.
+"""The command `specpilot`: generate, chat, plan, convert, inspect, doctor.
 
 Data goes to stdout, logs and progress to stderr. An error is one line, `error: ...`, and exit code 2; Ctrl-C
 is exit code 130. `--help` loads neither the extension nor numpy: commands import what they need as they run.
@@ -240,6 +240,48 @@ def plan(
 
 
 @app.command()
+def convert(
+    model: Annotated[str, typer.Argument(help="A target or drafter in BF16: a directory or a hub id.")],
+    out: Annotated[Path, typer.Argument(help="The directory to write; absent or empty.")],
+    weight_format: Annotated[str, typer.Option(help="Format of the linear layers: w12.")] = "w12",
+    revision: RevisionOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a model in a smaller format that decodes to the same bits. A stopped run goes on where it was."""
+    from specpilot_rs.convert import convert as run
+
+    made = run(model, out, weight_format, revision=revision)
+    if as_json:
+        _write_json(made.to_dict())
+        return
+    typer.echo(
+        f"{out}: {made.num_w12} of {made.num_tensors} tensors in W12, {made.source_bytes:,} bytes before, "
+        f"{made.bytes:,} after ({made.bytes / max(made.source_bytes, 1):.1%})"
+    )
+    if made.kept_bf16:
+        typer.echo(f"{len(made.kept_bf16)} linear layers stay BF16, as W12 does not pay for them", err=True)
+    if made.num_shards_found:
+        typer.echo(f"{made.num_shards_found} shards were there from an earlier run", err=True)
+
+
+@app.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A model directory or a safetensors file.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Show how each tensor of a checkpoint is stored: format, escapes, bits per weight, bytes."""
+    from specpilot_rs.weight_report import inspect as read
+    from specpilot_rs.weight_report import table
+
+    rows = read(path)
+    if as_json:
+        _write_json({"tensors": rows})
+        return
+    for line in table(rows):
+        typer.echo(line)
+
+
+@app.command()
 def doctor(
     directory: Annotated[Path | None, typer.Argument(help="A checkpoint to look at as well.")] = None,
     as_json: JsonOption = False,
@@ -269,10 +311,22 @@ def _open(model: str | None, demo: bool, speculation: dict[str, Any] | None, **o
         raise OptionError("give --model DIRECTORY_OR_HUB_ID, or --demo for the bundled pair")
     if not demo:
         assert model is not None
-        return LLM(model, speculative_config=speculation or None, **options)
+        llm = LLM(model, speculative_config=speculation or None, **options)
+        _report_check(llm.describe()["weight_check"])
+        return llm
     if options.pop("revision") is not None:
         raise OptionError("--revision applies to hub ids, not to the bundled pair")
     return LLM.demo(speculative_config=speculation, **options)
+
+
+def _report_check(check: dict[str, Any] | None) -> None:
+    if check is not None:
+        typer.echo(
+            f"weights: {check['num_tensors']} tensors, {check['num_bytes'] / 1e6:,.1f} MB, proved to be the "
+            f"original bits in {check['thread_seconds']:.2f} s of thread time "
+            f"({check['gb_per_thread_second']:.2f} GB/s a thread)",
+            err=True,
+        )
 
 
 def _speculation(

@@ -12,6 +12,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ _MIN_PYTHON = (3, 11)
 _TARGETS = ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM", "LlamaForCausalLM")
 _DRAFTERS = ("DFlashDraftModel", "DFlash2DraftModel")
 _DTYPES = ("BF16", "F32")
+# A matrix in 12 bits a weight is stored as these parts, in dtypes of their own.
+_W12_PART = re.compile(r"\.w12_(plane8|plane4|base|counts|escapes)$")
 _PARTS_NOT_READ = ("model.visual.", "mtp.")
 _UNREADABLE = (OSError, ValueError, RecursionError, MemoryError)
 """What reading a damaged file can raise; the checks themselves raise only `ValueError`."""
@@ -224,7 +227,7 @@ def _weights(directory: Path) -> Iterator[Finding]:
     others = {
         name: dtype
         for name, dtype in dtypes.items()
-        if dtype not in _DTYPES and not name.startswith(_PARTS_NOT_READ)
+        if dtype not in _DTYPES and not name.startswith(_PARTS_NOT_READ) and not _W12_PART.search(name)
     }
     if others:
         name, dtype = next(iter(others.items()))

@@ -135,7 +135,10 @@ class EngineOptions:
 
     dtype: str = _option("auto", "Activations: auto (float32 on the CPU) or float32.")
     device: str = _option("auto", "Where to run: auto or cpu.")
-    weight_format: str = _option("auto", "How weights are held: auto (as in the checkpoint) or bf16.")
+    weight_format: str = _option(
+        "auto",
+        "How linear layers are held: auto (as in the checkpoint), bf16 or w12. All give the same bits.",
+    )
     max_model_len: int | None = _option(
         None, "Most tokens of prompt and output; the model's own limit if omitted."
     )

@@ -5,6 +5,7 @@
 //! `dflash_config`, so both are read and must not disagree. The architecture's name and the tensors must tell of the
 //! same method and every tensor must be used: a drafter run without one of its parts drafts badly and says nothing.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -192,6 +193,16 @@ impl DrafterConfig {
             head_dim: self.head_dim,
         };
         vec![shape; self.layers.len()]
+    }
+
+    /// Names of the matrices that layers multiply by: what a compressed checkpoint compresses. Codebooks are read row by
+    /// row and stay as they are.
+    pub fn linear_layers(&self) -> BTreeSet<String> {
+        let matrices = self
+            .tensors()
+            .into_iter()
+            .filter(|(name, shape)| shape.len() == 2 && name.ends_with(".weight"));
+        matrices.map(|(name, _)| name).collect()
     }
 
     /// Name and shape of every tensor of this drafter.

@@ -9,6 +9,7 @@ use tempfile::TempDir;
 use super::proposal::Level;
 use super::*;
 use crate::error::{DrafterError, Error};
+use crate::options::WeightFormat;
 use crate::weights::Checkpoint;
 use crate::weights::raw_safetensors::{copy, demo_target, edit_json};
 
@@ -46,7 +47,7 @@ fn target() -> &'static Target {
         let config = ModelConfig::read(&demo_target()).unwrap();
         let checkpoint = Checkpoint::open(&demo_target()).unwrap();
         Target {
-            weights: DecoderWeights::load(&checkpoint, &config).unwrap(),
+            weights: DecoderWeights::load(&checkpoint, &config, WeightFormat::Auto).unwrap(),
             config,
             device: Device::host(None).unwrap(),
         }

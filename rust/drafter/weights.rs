@@ -7,6 +7,7 @@ use super::method::SelectorConfig;
 use crate::device::Buffer;
 use crate::error::CheckpointError;
 use crate::kernels::bf16_matmul::PackedBf16;
+use crate::options::WeightFormat;
 use crate::weights::{Checkpoint, Linear};
 
 type Result<T, E = CheckpointError> = std::result::Result<T, E>;
@@ -205,7 +206,8 @@ impl Loader<'_> {
 
     fn linear(&self, name: &str, out_features: usize, in_features: usize) -> Result<Linear> {
         let name = format!("{name}.weight");
-        Linear::load(self.checkpoint, &name, out_features, in_features)
+        let format = WeightFormat::Auto;
+        Linear::load(self.checkpoint, &name, out_features, in_features, format)
     }
 
     fn norm(&self, name: &str, width: usize) -> Result<Buffer<f32>> {

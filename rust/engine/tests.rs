@@ -1,6 +1,9 @@
 //! What an engine holds is what its plan says: predicted bytes against the lengths of the buffers.
 
+use std::ops::ControlFlow;
+
 use super::*;
+use crate::convert::convert_model;
 use crate::plan::footprint::Footprint;
 use crate::weights::raw_safetensors::{demo_target, family};
 
@@ -83,6 +86,32 @@ fn every_byte_is_planned_and_none_comes_later() {
             generate(&mut engine);
             assert_as_planned(&engine);
         }
+    }
+}
+
+#[test]
+fn a_w12_engine_holds_what_its_plan_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let converted = dir.path().join("w12");
+    convert_model(&demo_target(), &converted, &mut |_| {
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    // Converted on disk the sizes are known before; in memory the plan settles once it is done.
+    for (model, weight_format) in [
+        (&converted, "auto"),
+        (&converted, "w12"),
+        (&demo_target(), "w12"),
+    ] {
+        let options = EngineOptions {
+            weight_format: weight_format.into(),
+            ..options(2)
+        };
+        let mut engine = Engine::open(model, None, &options).unwrap();
+        assert_eq!(engine.target().weights().num_w12_matrices(), 50);
+        assert_as_planned(&engine);
+        generate(&mut engine);
+        assert_as_planned(&engine);
     }
 }
 

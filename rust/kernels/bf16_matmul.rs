@@ -11,8 +11,8 @@ use std::iter::repeat;
 use std::ops::Range;
 
 use half::bf16;
-use rayon::prelude::*;
 
+use super::channel_tasks::for_each_channel_task;
 pub use super::packed_bf16::PackedBf16;
 use super::simd::{self, Isa, LANES, Lanes, Task};
 use super::{Kernel, check_len, check_size};
@@ -65,74 +65,28 @@ impl Kernel for Bf16Matmul {
     }
 }
 
-/// Below this much work, as [`work`] counts it, a call stays on its own thread: about 25 us of one core, against the 5
-/// to 10 us that waking the pool costs.
-const MIN_PARALLEL_WORK: usize = 1 << 21;
-/// Tasks per thread: enough to even out threads, few enough to read long runs of weights.
-const TASKS_PER_THREAD: usize = 4;
-/// Most tiles of a register block; a task holds a multiple of it.
-const MAX_BLOCK_TILES: usize = 8;
 /// Rows that share one pass over a group of tiles; their block sums wait in [`PanelSums`].
 const PANEL_ROWS: usize = 64;
 /// Sums of a panel, `[row][tile of the group][lane]`. Two tiles is the most that a full panel takes at once.
 type PanelSums = [[f32; LANES]; 2 * PANEL_ROWS];
 
-/// Multiply-adds, plus three rows' worth for reading the weights.
-fn work(num_rows: usize, out_features: usize, in_features: usize) -> usize {
-    (num_rows + 3) * out_features * in_features
-}
-
 /// Cuts the output channels into tasks and runs them. A task owns its channels of every row.
 fn multiply(device: &HostDevice, isa: Isa, args: Bf16MatmulArgs<'_>) {
     let (n, k) = (args.weight.out_features(), args.weight.in_features());
-    let num_tiles = n.div_ceil(LANES);
-    let num_tasks = match device.num_threads() {
-        num_threads if num_threads > 1 && work(args.num_rows, n, k) >= MIN_PARALLEL_WORK => {
-            TASKS_PER_THREAD * num_threads
-        }
-        _ => 1,
-    };
-    let tiles_per_task = num_tiles
-        .div_ceil(num_tasks)
-        .next_multiple_of(MAX_BLOCK_TILES);
-    let mut outputs: Vec<Vec<&mut [f32]>> = Vec::new();
-    outputs.resize_with(num_tiles.div_ceil(tiles_per_task), || {
-        Vec::with_capacity(args.num_rows)
-    });
-    for row in args.y.host_mut()[..args.num_rows * n].chunks_exact_mut(n) {
-        for (output, part) in outputs
-            .iter_mut()
-            .zip(row.chunks_mut(tiles_per_task * LANES))
-        {
-            output.push(part);
-        }
-    }
     let x = &args.x.host()[..args.num_rows * k];
-    let run = |(weight, y)| {
+    let y = &mut args.y.host_mut()[..args.num_rows * n];
+    for_each_channel_task(device, y, n, k, |tiles, y| {
         simd::dispatch_on(
             isa,
             TilesTask {
                 x,
-                weight,
+                weight: &args.weight.tiles()[tiles.start * k * LANES..tiles.end * k * LANES],
                 y,
                 in_features: k,
                 epilogue: args.epilogue,
             },
         );
-    };
-    let tiles = args.weight.tiles();
-    let task_len = tiles_per_task * k * LANES;
-    if outputs.len() == 1 {
-        tiles.chunks(task_len).zip(outputs).for_each(run);
-    } else {
-        device.install(|| {
-            tiles
-                .par_chunks(task_len)
-                .zip(outputs)
-                .with_max_len(1)
-                .for_each(run);
-        });
-    }
+    });
 }
 
 /// All rows times a run of tiles.

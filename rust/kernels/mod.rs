@@ -7,6 +7,7 @@
 pub mod append_kv;
 pub mod bf16_matmul;
 pub mod block_conv;
+mod channel_tasks;
 pub mod draft_block;
 pub mod draft_select;
 pub mod embed_rows;
@@ -16,6 +17,7 @@ pub mod gdn_fold;
 pub mod gdn_wy;
 pub mod greedy_argmax;
 mod packed_bf16;
+mod packed_w12;
 pub mod paths;
 #[cfg(test)]
 pub(crate) mod random_trees;
@@ -24,6 +26,7 @@ pub mod rope;
 pub mod simd;
 pub mod tree_attention;
 pub(crate) mod vectors;
+pub mod w12_matmul;
 
 use rayon::prelude::*;
 

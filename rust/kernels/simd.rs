@@ -5,6 +5,7 @@
 //! one fixed order, so a kernel gives the same bits on AVX-512, AVX2 and the portable path.
 
 mod portable;
+mod words;
 #[cfg(target_arch = "x86_64")]
 #[allow(
     clippy::undocumented_unsafe_blocks,
@@ -17,6 +18,7 @@ use std::sync::OnceLock;
 use half::bf16;
 
 use portable::Portable;
+pub use words::Words;
 
 /// Number of lanes of every [`Lanes`] implementation.
 pub const LANES: usize = 16;
@@ -26,6 +28,10 @@ pub const LANES: usize = 16;
 pub trait Lanes: Copy {
     /// Values of this type that fit in registers: for choosing block sizes, never results.
     const NUM_REGISTERS: usize;
+    /// The same lanes as 32-bit words.
+    type Words: Words;
+    /// The words' bits as fp32 values.
+    fn from_words(words: Self::Words) -> Self;
     /// All lanes `value`.
     fn splat(value: f32) -> Self;
     /// The first 16 elements of `values` (panics when there are fewer).

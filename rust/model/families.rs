@@ -131,17 +131,42 @@ fn find_family(path: &Path, root: &Section<'_>) -> Result<&'static Family> {
     let names = root
         .optional_array("architectures")?
         .ok_or_else(|| root.missing("architectures", "an array with the model's class name"))?;
-    FAMILIES
+    if let Some(family) = FAMILIES
         .iter()
         .find(|f| names.iter().any(|n| n == f.architecture))
-        .ok_or_else(|| ConfigError::Architecture {
-            file: path.to_owned(),
-            expected: supported_architectures(),
-            got: match names.first() {
-                Some(Value::String(name)) => name.clone(),
-                other => other.unwrap_or(&Value::Null).to_string(),
-            },
-        })
+    {
+        return Ok(family);
+    }
+    let (file, expected) = (path.to_owned(), supported_architectures());
+    let got = match names.first() {
+        Some(Value::String(name)) => name.clone(),
+        other => other.unwrap_or(&Value::Null).to_string(),
+    };
+    Err(match is_drafter(&got, root) {
+        true => ConfigError::DrafterAsTarget {
+            file,
+            expected,
+            got,
+        },
+        false => ConfigError::Architecture {
+            file,
+            expected,
+            got,
+        },
+    })
+}
+
+/// Whether a config that is no target's is some drafter's, served or not: by its class, or keys that only drafters have.
+fn is_drafter(architecture: &str, root: &Section<'_>) -> bool {
+    architecture.ends_with("DraftModel")
+        || architecture.contains("Eagle")
+        || [
+            "dflash_config",
+            "target_layer_ids",
+            "speculators_model_type",
+        ]
+        .iter()
+        .any(|key| root.get(key).is_some())
 }
 
 /// Qwen3.5 and its successors of the same class: Gated DeltaNet with full attention in between.

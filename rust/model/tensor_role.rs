@@ -93,6 +93,15 @@ impl WeightNames {
             .map(|(role, layer)| (self.name(role, layer), role.shape(config)))
             .collect()
     }
+
+    /// Name of every linear layer of a decoder of `config`: what a compressed checkpoint compresses.
+    pub fn linear_layers(&self, config: &ModelConfig) -> Vec<String> {
+        TensorRole::all(config)
+            .into_iter()
+            .filter(|(role, _)| role.is_linear_layer())
+            .map(|(role, layer)| self.name(role, layer))
+            .collect()
+    }
 }
 
 impl TensorRole {
@@ -113,6 +122,35 @@ impl TensorRole {
             }
         }
         tensors
+    }
+
+    /// Whether the tensor is a matrix that a layer multiplies by. Embedding and LM head belong to no layer.
+    pub fn is_linear_layer(self) -> bool {
+        match self {
+            Self::GateProj
+            | Self::UpProj
+            | Self::DownProj
+            | Self::QProj
+            | Self::KProj
+            | Self::VProj
+            | Self::OProj
+            | Self::GdnInProjQkv
+            | Self::GdnInProjZ
+            | Self::GdnInProjA
+            | Self::GdnInProjB
+            | Self::GdnOutProj => true,
+            Self::Embed
+            | Self::FinalNorm
+            | Self::LmHead
+            | Self::InputNorm
+            | Self::PostAttentionNorm
+            | Self::QNorm
+            | Self::KNorm
+            | Self::GdnConv
+            | Self::GdnALog
+            | Self::GdnDtBias
+            | Self::GdnNorm => false,
+        }
     }
 
     fn name_in_layer(self) -> &'static str {

@@ -5,12 +5,15 @@
 //! layer asks. Every tensor's presence and shape is checked before the first is read, and tensors nobody read are
 //! refused at the end.
 
+use rayon::prelude::*;
+
 use super::config::{MixerKind, ModelConfig};
 use super::tensor_role::TensorRole as Role;
 use crate::device::{Buffer, Device};
 use crate::error::{CheckpointError, KernelError, Result};
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16};
+use crate::options::WeightFormat;
 use crate::weights::{Checkpoint, Linear};
 
 /// All weights of a decoder.
@@ -45,6 +48,10 @@ pub struct LayerWeights {
 
 /// Weights of a layer's mixer.
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one a layer, and never moved after loading"
+)]
 pub enum MixerWeights {
     /// Softmax attention.
     Attention(AttentionWeights),
@@ -93,26 +100,39 @@ pub struct GatedDeltaWeights {
 }
 
 impl DecoderWeights {
-    /// Reads all weights of `config` from `checkpoint`.
+    /// Reads all weights of `config` from `checkpoint`, the linear layers in `format`, many layers at once. Embedding and
+    /// LM head are held as BF16.
     ///
     /// # Errors
-    /// [`CheckpointError`] when a tensor is missing, extra, or of another shape or dtype.
-    pub fn load(checkpoint: &Checkpoint, config: &ModelConfig) -> Result<Self> {
+    /// [`CheckpointError`] when a tensor is missing, extra, damaged, or of another shape or dtype.
+    pub fn load(
+        checkpoint: &Checkpoint,
+        config: &ModelConfig,
+        format: WeightFormat,
+    ) -> Result<Self> {
         checkpoint.check(&config.weight_names.tensors(config))?;
-        let loader = Loader { checkpoint, config };
+        let loader = Loader {
+            checkpoint,
+            config,
+            format,
+        };
         if config.tie_word_embeddings {
             loader.skip_tied_head()?;
         }
+        // Checking a tensor's checksum is one long chain, so threads pay off across tensors.
+        let head = || match config.tie_word_embeddings {
+            true => Ok(None),
+            false => loader.matrix(Role::LmHead, 0).map(Linear::Bf16).map(Some),
+        };
+        let ((embed, lm_head), layers) = rayon::join(
+            || rayon::join(|| loader.matrix(Role::Embed, 0), head),
+            || loader.layers(),
+        );
         let weights = Self {
-            embed: loader.matrix(Role::Embed, 0)?,
-            lm_head: match config.tie_word_embeddings {
-                true => None,
-                false => Some(loader.linear(Role::LmHead, 0)?),
-            },
+            embed: embed?,
+            lm_head: lm_head?,
             final_norm: loader.norm(Role::FinalNorm, 0)?,
-            layers: (0..config.layers.len())
-                .map(|i| loader.layer(i))
-                .collect::<Result<_, _>>()?,
+            layers: layers?,
         };
         checkpoint.finish(config.weight_names.ignored_prefixes)?;
         Ok(weights)
@@ -150,6 +170,13 @@ impl DecoderWeights {
         let matrices: usize = self.matrices().map(Linear::num_bytes).sum();
         let vectors: usize = self.vectors().map(|v| v.len() * size_of::<f32>()).sum();
         self.embed.num_bytes() + matrices + vectors
+    }
+
+    /// Number of matrices held as W12.
+    pub fn num_w12_matrices(&self) -> usize {
+        self.matrices()
+            .filter(|m| matches!(m, Linear::W12(_)))
+            .count()
     }
 
     /// Number of parameters; an embedding that is also the LM head counts once.
@@ -206,9 +233,19 @@ impl LayerWeights {
 struct Loader<'a> {
     checkpoint: &'a Checkpoint,
     config: &'a ModelConfig,
+    format: WeightFormat,
 }
 
 impl Loader<'_> {
+    fn layers(&self) -> Result<Vec<LayerWeights>, CheckpointError> {
+        let layers: Vec<_> = (0..self.config.layers.len())
+            .into_par_iter()
+            .map(|i| self.layer(i))
+            .collect();
+        // Of several errors the first layer's is told, whichever thread came first.
+        layers.into_iter().collect()
+    }
+
     fn layer(&self, i: usize) -> Result<LayerWeights, CheckpointError> {
         Ok(LayerWeights {
             input_norm: self.norm(Role::InputNorm, i)?,
@@ -256,7 +293,9 @@ impl Loader<'_> {
     }
 
     fn linear(&self, role: Role, layer: usize) -> Result<Linear, CheckpointError> {
-        self.matrix(role, layer).map(Linear::from_packed)
+        let shape = role.shape(self.config);
+        let name = self.name(role, layer);
+        Linear::load(self.checkpoint, &name, shape[0], shape[1], self.format)
     }
 
     fn matrix(&self, role: Role, layer: usize) -> Result<PackedBf16, CheckpointError> {
@@ -285,7 +324,7 @@ impl Loader<'_> {
         let Some(file) = self.checkpoint.file(&head) else {
             return Ok(());
         };
-        if !self.checkpoint.same_bits(&head, &embed) {
+        if !self.checkpoint.same_bits(&head, &embed)? {
             return Err(CheckpointError::TiedTensor {
                 file: file.to_owned(),
                 tensor: head,

@@ -6,13 +6,13 @@ use std::path::Path;
 use super::Limits;
 use super::budget::{Budget, available_bytes};
 use super::footprint::{Backend, Footprint, Holdings};
-use super::weight_bytes::{WeightFormat, num_parameters};
+use super::weight_bytes::num_parameters;
 use crate::drafter::config::DrafterConfig;
 use crate::drafter::pairing;
 use crate::error::{DrafterError, OptionError, Result};
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::model::config::ModelConfig;
-use crate::options::EngineOptions;
+use crate::options::{EngineOptions, WeightFormat};
 use crate::weights::Checkpoint;
 
 /// What to plan besides the engine's options.

@@ -6,7 +6,7 @@
 //! while weights are read.
 
 use super::Limits;
-use super::weight_bytes::{WeightBytes, WeightFormat};
+use super::weight_bytes::WeightBytes;
 use crate::cache::gdn_state::{GdnCache, GdnSlotBytes};
 use crate::cache::pages::{KvCache, KvShape};
 use crate::drafter::config::DrafterConfig;
@@ -16,6 +16,7 @@ use crate::kernels::gdn_wy::GdnShape;
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::model::config::ModelConfig;
 use crate::model::decoder::{Decoder, PassBytes};
+use crate::options::WeightFormat;
 use crate::weights::Checkpoint;
 
 /// Where an engine runs, as far as sizes go.
@@ -129,7 +130,7 @@ impl Footprint {
         let kv_shapes = vec![kv_shape(config); config.num_attention_layers()];
         let screen_row = config.hidden_size + SCREEN_VALUES_PER_ROW * size_of::<f32>();
         Self {
-            weights: WeightBytes::of(config, holdings.format, holdings.headers),
+            weights: WeightBytes::of(config, holdings.format, holdings.headers, holdings.backend),
             head_copy: match holdings.screened_head {
                 true => (config.vocab_size * screen_row) as u64,
                 false => 0,

@@ -1,5 +1,6 @@
 //! Plans of published models from their configs alone, against sizes worked out by hand; pools against memories.
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
@@ -7,11 +8,14 @@ use proptest::prelude::*;
 use super::budget::Budget;
 use super::deployment::{DeploymentPlan, Setting};
 use super::footprint::{Backend, Footprint, Holdings};
-use super::weight_bytes::{SizeBasis, WeightBytes, WeightFormat, num_parameters};
+use super::weight_bytes::{SizeBasis, WeightBytes, num_parameters};
 use super::*;
+use crate::convert::convert_model;
 use crate::error::{ConfigError, Error};
+use crate::options::WeightFormat;
 use crate::weights::Checkpoint;
-use crate::weights::raw_safetensors::{RawTensor, demo_target, read_dir, write};
+use crate::weights::inspect::inspect;
+use crate::weights::raw_safetensors::demo_target;
 
 const GIB: u64 = 1 << 30;
 
@@ -112,7 +116,7 @@ fn sequence_memory_is_that_worked_out_by_hand() {
 #[test]
 fn weights_add_up() {
     let config = config_of("qwen3.8-27b");
-    let bf16 = WeightBytes::of(&config, WeightFormat::Bf16, None);
+    let bf16 = WeightBytes::of(&config, WeightFormat::Bf16, None, Backend::Cuda);
     let table = 248_320 * 5_120 * 2;
     let linear_weights: u64 = 64 * 3 * 5_120 * 17_408
         + 16 * 5_120 * (12_288 + 2 * 1_024 + 6_144)
@@ -127,7 +131,7 @@ fn weights_add_up() {
     let vectors = num_parameters(&config) - linear_weights - table;
     assert_eq!(bf16.vectors, 4 * vectors);
 
-    let w12 = WeightBytes::of(&config, WeightFormat::W12, None);
+    let w12 = WeightBytes::of(&config, WeightFormat::W12, None, Backend::Cuda);
     assert_eq!(w12.basis, SizeBasis::Estimate);
     assert_eq!(w12.num_w12_matrices, 64 * 3 + 16 * 4 + 48 * 5);
     assert_eq!(
@@ -158,9 +162,9 @@ fn a_tied_head_is_held_once_and_copied() {
 fn layers_that_padding_eats_stay_bf16() {
     // Six layers have decays and strengths of two rows each, where a tile has sixteen.
     let config = ModelConfig::read(&demo_target()).unwrap();
-    let w12 = WeightBytes::of(&config, WeightFormat::W12, None);
+    let w12 = WeightBytes::of(&config, WeightFormat::W12, None, Backend::Cuda);
     assert_eq!(w12.num_w12_matrices, 8 * 3 + 2 * 4 + 6 * 3);
-    let bf16 = WeightBytes::of(&config, WeightFormat::Bf16, None);
+    let bf16 = WeightBytes::of(&config, WeightFormat::Bf16, None, Backend::Cuda);
     let narrow = 12 * 16 * 256 * 2;
     let share = (w12.linear - narrow) as f64 / (bf16.linear - narrow) as f64;
     assert!((0.75..0.755).contains(&share), "{share}");
@@ -171,47 +175,32 @@ fn a_converted_checkpoint_is_planned_to_the_byte() {
     let source = demo_target();
     let config = ModelConfig::read(&source).unwrap();
     let dir = tempfile::tempdir().unwrap();
-    let mut expected = 0;
-    let mut tensors = Vec::new();
-    for tensor in read_dir(&source) {
-        let is_linear = tensor.shape.len() == 2
-            && !tensor.name.contains("embed")
-            && !tensor.name.contains("lm_head");
-        if !is_linear {
-            tensors.push(tensor);
-            continue;
-        }
-        if tensor.name.ends_with("k_proj.weight") {
-            expected += tensor.bytes.len() as u64;
-            tensors.push(tensor);
-            continue;
-        }
-        for (part, len) in [
-            ("plane8", 700),
-            ("plane4", 350),
-            ("base", 13),
-            ("counts", 26),
-            ("escapes", 44),
-        ] {
-            expected += len as u64;
-            tensors.push(RawTensor {
-                name: format!("{}.w12_{part}", tensor.name),
-                dtype: "U8".into(),
-                shape: vec![len],
-                bytes: vec![0; len],
-            });
-        }
-    }
-    write(&dir.path().join("model.safetensors"), &tensors);
-    let headers = Checkpoint::open(dir.path()).unwrap();
-    let w12 = WeightBytes::of(&config, WeightFormat::W12, Some(&headers));
-    assert_eq!((w12.linear, w12.basis), (expected, SizeBasis::Exact));
-    let bf16 = WeightBytes::of(&config, WeightFormat::Bf16, Some(&headers));
-    assert_eq!(bf16, WeightBytes::of(&config, WeightFormat::Bf16, None));
+    let out = dir.path().join("w12");
+    convert_model(&source, &out, &mut |_| ControlFlow::Continue(())).unwrap();
+    let headers = Checkpoint::open(&out).unwrap();
+    let w12 = |format| WeightBytes::of(&config, format, Some(&headers), Backend::Cuda);
+    let linear: u64 = inspect(&out)
+        .unwrap()
+        .iter()
+        .filter(|tensor| tensor.name.contains("_proj"))
+        // Decays and strengths stay BF16: two channels of a tile of 16.
+        .map(|tensor| match &tensor.format[..] {
+            "w12" => tensor.num_bytes,
+            _ => tensor.num_bytes * 8,
+        })
+        .sum();
+    assert_eq!(
+        (w12(WeightFormat::W12).linear, w12(WeightFormat::W12).basis),
+        (linear, SizeBasis::Exact)
+    );
+    assert_eq!(w12(WeightFormat::Auto), w12(WeightFormat::W12));
+    let plain = WeightBytes::of(&config, WeightFormat::Bf16, None, Backend::Cuda);
+    assert_eq!(w12(WeightFormat::Bf16), plain);
     // Headers of the BF16 checkpoint tell nothing of W12.
-    let plain = Checkpoint::open(&source).unwrap();
-    let estimate = WeightBytes::of(&config, WeightFormat::W12, Some(&plain));
-    assert_eq!(estimate.basis, SizeBasis::Estimate);
+    let headers = Checkpoint::open(&source).unwrap();
+    let of = |format| WeightBytes::of(&config, format, Some(&headers), Backend::Cuda);
+    assert_eq!(of(WeightFormat::W12).basis, SizeBasis::Estimate);
+    assert_eq!(of(WeightFormat::Auto), plain);
 }
 
 #[test]
@@ -376,7 +365,7 @@ proptest! {
         });
         let budget = Budget { memory_bytes, utilization };
         let held = |num_pages: usize| footprint.fixed_bytes() + num_pages as u64 * footprint.page_bytes();
-        match EnginePlan::resolve(limits.clone(), footprint, Some(budget)) {
+        match EnginePlan::resolve(limits, footprint, Some(budget)) {
             Ok(plan) => {
                 prop_assert!(held(plan.num_kv_pages) <= budget.bytes());
                 prop_assert!(budget.bytes() <= memory_bytes);

@@ -4,19 +4,14 @@
 //! without them a layer takes what its padded planes, bases and counts take, exactly, and an assumed share of escapes.
 //! Embedding and LM head stay BF16 in both formats.
 
+use super::footprint::Backend;
 use crate::kernels::bf16_matmul::PackedBf16;
+use crate::kernels::w12_matmul::PackedW12;
 use crate::model::config::ModelConfig;
 use crate::model::tensor_role::TensorRole;
+use crate::options::WeightFormat;
 use crate::weights::Checkpoint;
-
-/// How linear layers are held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WeightFormat {
-    /// As the checkpoint's BF16 values.
-    Bf16,
-    /// As W12 where it pays, else BF16.
-    W12,
-}
+use crate::weights::w12::W12Matrix;
 
 /// Where the sizes come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,18 +25,6 @@ pub enum SizeBasis {
 /// Assumed escapes per weight without headers: the upper end of what trained models show with 16 exponents a row
 /// (Gaussian rows have 6e-5, heavy tails 2e-4 to 4e-4).
 pub const ASSUMED_ESCAPE_RATE: f64 = 4e-4;
-
-/// A tensor whose W12 bytes reach this share of its BF16 bytes stays BF16.
-const KEEP_BF16_FROM: f64 = 0.9;
-
-/// Names of the tensors that stand for a matrix in a W12 file, after the matrix's own.
-const W12_PARTS: [&str; 5] = [
-    "w12_plane8",
-    "w12_plane4",
-    "w12_base",
-    "w12_counts",
-    "w12_escapes",
-];
 
 /// Bytes of a target's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,8 +46,13 @@ pub struct WeightBytes {
 }
 
 impl WeightBytes {
-    /// Weights of `config` in `format`; `headers` are those of its checkpoint, where there is one.
-    pub fn of(config: &ModelConfig, format: WeightFormat, headers: Option<&Checkpoint>) -> Self {
+    /// Weights of `config` in `format` on `backend`; `headers` are those of its checkpoint, where there is one.
+    pub fn of(
+        config: &ModelConfig,
+        format: WeightFormat,
+        headers: Option<&Checkpoint>,
+        backend: Backend,
+    ) -> Self {
         let mut bytes = Self {
             linear: 0,
             embedding: 0,
@@ -75,8 +63,10 @@ impl WeightBytes {
             basis: SizeBasis::Exact,
         };
         // A directory with one W12 matrix was converted: what is BF16 in it stays so.
-        let converted =
-            headers.filter(|headers| headers.names().any(|n| n.ends_with(W12_PARTS[0])));
+        let stored_escapes =
+            |name: &str| headers.and_then(|headers| headers.num_stored_escapes(name));
+        let is_converted = headers
+            .is_some_and(|headers| headers.names().any(|name| stored_escapes(name).is_some()));
         for (role, layer) in TensorRole::all(config) {
             let shape = role.shape(config);
             let [rows, columns] = shape[..] else {
@@ -89,22 +79,32 @@ impl WeightBytes {
                 TensorRole::LmHead => bytes.lm_head += bf16,
                 _ => {
                     bytes.num_linear_weights += (rows * columns) as u64;
-                    let w12 = match (format, converted) {
-                        (WeightFormat::Bf16, _) => None,
-                        (WeightFormat::W12, Some(headers)) => {
-                            w12_bytes_in(headers, &config.weight_names.name(role, layer))
-                        }
-                        (WeightFormat::W12, None) => {
+                    let num_escapes = match format {
+                        WeightFormat::Bf16 => None,
+                        WeightFormat::W12 if !is_converted => {
                             bytes.basis = SizeBasis::Estimate;
-                            w12_bytes_assumed(rows, columns)
+                            assumed_escapes(rows, columns)
+                        }
+                        WeightFormat::Auto | WeightFormat::W12 => {
+                            stored_escapes(&config.weight_names.name(role, layer))
                         }
                     };
+                    let w12 = num_escapes.map(|num_escapes| match backend {
+                        Backend::Host => PackedW12::num_bytes_of(rows, columns, num_escapes),
+                        Backend::Cuda => W12Matrix::num_bytes_of(rows, columns, num_escapes),
+                    } as u64);
                     bytes.num_w12_matrices += usize::from(w12.is_some());
                     bytes.linear += w12.unwrap_or(bf16);
                 }
             }
         }
         bytes
+    }
+
+    /// Replaces an estimate by what the weights took, `total` bytes in all.
+    pub fn settle(&mut self, total: u64) {
+        self.linear = total - (self.embedding + self.lm_head + self.vectors);
+        self.basis = SizeBasis::Exact;
     }
 
     /// All of it.
@@ -131,21 +131,8 @@ pub fn num_parameters(config: &ModelConfig) -> u64 {
         .sum()
 }
 
-/// Bytes of matrix `name` in a converted checkpoint, if it is held as W12 there.
-fn w12_bytes_in(headers: &Checkpoint, name: &str) -> Option<u64> {
-    let parts = W12_PARTS.map(|part| headers.num_bytes(&format!("{name}.{part}")));
-    parts[0]?;
-    Some(parts.iter().flatten().sum())
-}
-
-/// Bytes of a matrix as W12 with [`ASSUMED_ESCAPE_RATE`], if that pays.
-fn w12_bytes_assumed(rows: usize, columns: usize) -> Option<u64> {
-    let num_weights = (rows * columns) as u64;
-    let (row_tiles, column_tiles) = (rows.div_ceil(16) as u64, columns.div_ceil(64) as u64);
-    // A super-tile of 16 x 64 weights is 1024 bytes of planes U and V, 512 of X, and a u16 count of its escapes.
-    let tiles = row_tiles * column_tiles * (1024 + 512 + 2);
-    let bases = row_tiles * 16;
-    let escapes = (num_weights as f64 * ASSUMED_ESCAPE_RATE).ceil() as u64 * 4;
-    let bytes = tiles + bases + escapes;
-    ((bytes as f64) < KEEP_BF16_FROM * (2 * num_weights) as f64).then_some(bytes)
+/// Escapes of a matrix at [`ASSUMED_ESCAPE_RATE`]; `None` if W12 does not pay for it.
+fn assumed_escapes(rows: usize, columns: usize) -> Option<usize> {
+    let num_escapes = ((rows * columns) as f64 * ASSUMED_ESCAPE_RATE).ceil() as usize;
+    W12Matrix::pays(rows, columns, num_escapes).then_some(num_escapes)
 }

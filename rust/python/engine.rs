@@ -12,6 +12,7 @@ use crate::engine::{self, Record};
 use crate::error::{InternalError, Result};
 use crate::options::EngineOptions;
 use crate::request::SamplingParams;
+use crate::weights::checkpoint::Verification;
 
 use super::outputs::{EngineOutput, StepEvent};
 
@@ -61,6 +62,8 @@ impl Engine {
                 device: engine.device().name(),
                 num_parameters: weights.num_parameters(),
                 weight_bytes: weights.num_bytes(),
+                num_w12_matrices: weights.num_w12_matrices(),
+                verification: engine.verification(),
                 method: engine.drafter_method(),
                 plan: plan.clone(),
                 num_free_kv_pages: engine.num_free_kv_pages(),
@@ -178,6 +181,26 @@ pub(super) fn extract_options(options: &Bound<'_, PyAny>) -> PyResult<EngineOpti
     })
 }
 
+/// Cost of proving the weights; `None` where nothing was to be proved.
+fn verification_dict(
+    py: Python<'_>,
+    verification: Verification,
+) -> PyResult<Option<Bound<'_, PyDict>>> {
+    if verification.num_tensors == 0 {
+        return Ok(None);
+    }
+    let seconds = verification.time.as_secs_f64();
+    let dict = PyDict::new(py);
+    dict.set_item("num_tensors", verification.num_tensors)?;
+    dict.set_item("num_bytes", verification.num_bytes)?;
+    dict.set_item("thread_seconds", seconds)?;
+    dict.set_item(
+        "gb_per_thread_second",
+        verification.num_bytes as f64 / 1e9 / seconds,
+    )?;
+    Ok(Some(dict))
+}
+
 struct Description {
     architecture: String,
     vocab_size: usize,
@@ -188,6 +211,8 @@ struct Description {
     device: &'static str,
     num_parameters: usize,
     weight_bytes: usize,
+    num_w12_matrices: usize,
+    verification: Verification,
     method: Option<&'static str>,
     plan: crate::plan::EnginePlan,
     num_free_kv_pages: usize,
@@ -202,7 +227,10 @@ impl Description {
         dict.set_item("hidden_size", self.hidden_size)?;
         dict.set_item("num_parameters", self.num_parameters)?;
         dict.set_item("weight_bytes", self.weight_bytes)?;
-        dict.set_item("weight_format", "bf16")?;
+        let is_w12 = self.num_w12_matrices > 0;
+        dict.set_item("weight_format", if is_w12 { "w12" } else { "bf16" })?;
+        dict.set_item("num_w12_matrices", self.num_w12_matrices)?;
+        dict.set_item("weight_check", verification_dict(py, self.verification)?)?;
         dict.set_item("eos_token_ids", self.eos_token_ids)?;
         dict.set_item("suppress_tokens", self.suppress_tokens)?;
         dict.set_item("dtype", "float32")?;

@@ -5,6 +5,8 @@ mod errors;
 mod kernels;
 mod outputs;
 mod plan;
+mod w12;
+mod weights;
 
 use pyo3::prelude::*;
 
@@ -28,4 +30,8 @@ mod core_module {
     use super::outputs::{EngineMetrics, EngineOutput, RoundRecord, ScoreRecord, StepEvent};
     #[pymodule_export]
     use super::plan::plan;
+    #[pymodule_export]
+    use super::w12::w12_module;
+    #[pymodule_export]
+    use super::weights::{convert_weights, inspect_weights};
 }

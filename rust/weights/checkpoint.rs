@@ -3,26 +3,35 @@
 //! In: `model.safetensors`, or the shards that `model.safetensors.index.json` names, mapped into memory. Out: matrices
 //! and vectors in the formats the kernels read. Files are judged when they are opened (header, offsets, length, index
 //! against shards), tensors when they are read (presence, shape, dtype), and [`Checkpoint::finish`] refuses tensors
-//! that nobody read: a tensor silently left out is a model silently changed. Nothing borrows from the maps once read,
-//! so a checkpoint lives only as long as loading takes.
+//! that nobody read: a tensor silently left out is a model silently changed. A tensor stored as W12 parts counts as one
+//! tensor of dtype `W12`; what a W12 file holds is proved by its checksums as it is read (`matrices`). Nothing borrows
+//! from the maps once read, so a checkpoint lives only as long as loading takes.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use candle_core::safetensors::MmapedSafetensors;
 use half::bf16;
-use rayon::prelude::*;
 
 use super::edit_distance::nearest;
+use super::w12::W12Matrix;
+use super::w12_file::stored::{HeaderEntry, StoredTensor, W12_DTYPE, tensors_of_shard};
+use super::w12_file::{from_metadata, matrix_of_part};
 use crate::device::Buffer;
 use crate::error::CheckpointError;
-use crate::kernels::bf16_matmul::PackedBf16;
+
+mod matrices;
+pub use matrices::{Matrix, Verification};
+pub(super) use matrices::{decodes_to, to_weights};
 
 type Result<T, E = CheckpointError> = std::result::Result<T, E>;
 
-const SINGLE_FILE: &str = "model.safetensors";
-const INDEX_FILE: &str = "model.safetensors.index.json";
+/// The weights of a model in one file.
+pub const SINGLE_FILE: &str = "model.safetensors";
+/// The list of the shards of a model.
+pub const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// How far loading has come. Skipped tensors count as done once [`Checkpoint::finish`] has run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +56,7 @@ pub struct Checkpoint {
     bytes_total: u64,
     tensors_done: AtomicUsize,
     bytes_done: AtomicU64,
+    verification: matrices::VerificationTotals,
     on_progress: Option<OnProgress>,
 }
 
@@ -57,9 +67,7 @@ struct Shard {
 
 struct Entry {
     shard: usize,
-    dtype: String,
-    shape: Vec<usize>,
-    num_bytes: u64,
+    tensor: StoredTensor,
     used: AtomicBool,
 }
 
@@ -76,26 +84,45 @@ impl Checkpoint {
     pub fn open(dir: &Path) -> Result<Self> {
         let single = dir.join(SINGLE_FILE);
         let index = dir.join(INDEX_FILE);
-        let mut checkpoint = Self {
+        if single.exists() {
+            return Self::open_file(&single);
+        }
+        if !index.exists() {
+            return Err(CheckpointError::NoWeights {
+                dir: dir.to_owned(),
+            });
+        }
+        let mut checkpoint = Self::empty(dir);
+        checkpoint.add_indexed_shards(index)?;
+        Ok(checkpoint.counted())
+    }
+
+    /// Opens one safetensors file, whatever it is called.
+    ///
+    /// # Errors
+    /// As for [`Self::open`].
+    pub fn open_file(file: &Path) -> Result<Self> {
+        let mut checkpoint = Self::empty(file.parent().unwrap_or(Path::new("")));
+        checkpoint.tensors = checkpoint.add_shard(file.to_owned())?;
+        Ok(checkpoint.counted())
+    }
+
+    fn empty(dir: &Path) -> Self {
+        Self {
             dir: dir.to_owned(),
             shards: Vec::new(),
             tensors: BTreeMap::new(),
             bytes_total: 0,
             tensors_done: AtomicUsize::new(0),
             bytes_done: AtomicU64::new(0),
+            verification: matrices::VerificationTotals::default(),
             on_progress: None,
-        };
-        if single.exists() {
-            checkpoint.tensors = checkpoint.add_shard(single)?;
-        } else if index.exists() {
-            checkpoint.add_indexed_shards(index)?;
-        } else {
-            return Err(CheckpointError::NoWeights {
-                dir: dir.to_owned(),
-            });
         }
-        checkpoint.bytes_total = checkpoint.tensors.values().map(|t| t.num_bytes).sum();
-        Ok(checkpoint)
+    }
+
+    fn counted(mut self) -> Self {
+        self.bytes_total = self.tensors.values().map(|e| e.tensor.num_bytes).sum();
+        self
     }
 
     /// Whether all weight files of `dir` are there: one file, or an index with every shard it names. Damage is for
@@ -145,15 +172,22 @@ impl Checkpoint {
             let file_index = self.shards.len();
             held.insert(name, (file_index, self.add_shard(file)?));
         }
-        for (tensor, name) in &weight_map {
+        for (stored, name) in &weight_map {
             let (shard, entries) = held.get_mut(name).expect("every named file was opened");
-            let Some(entry) = entries.remove(tensor) else {
-                return Err(CheckpointError::NotInShard {
-                    file: self.shards[*shard].file.clone(),
-                    tensor: tensor.clone(),
-                });
-            };
-            self.tensors.insert(tensor.clone(), entry);
+            // The index names what is stored: of a W12 matrix all five parts, of which the first moves it.
+            let tensor = matrix_of_part(stored).unwrap_or(stored);
+            match (entries.remove(tensor), self.tensors.get(tensor)) {
+                (Some(entry), _) => {
+                    self.tensors.insert(tensor.to_owned(), entry);
+                }
+                (None, Some(entry)) if entry.shard == *shard && entry.tensor.is_w12() => {}
+                (None, _) => {
+                    return Err(CheckpointError::NotInShard {
+                        file: self.shards[*shard].file.clone(),
+                        tensor: stored.clone(),
+                    });
+                }
+            }
         }
         // What the shards hold beyond the index counts too, so that `finish` sees it.
         for (name, entry) in held.into_values().flat_map(|(_, entries)| entries) {
@@ -166,27 +200,37 @@ impl Checkpoint {
     fn add_shard(&mut self, file: PathBuf) -> Result<BTreeMap<String, Entry>> {
         let map = map_file(&file)?;
         let shard = self.shards.len();
-        let entries = map
+        let headers = map
             .tensors()
             .into_iter()
             .map(|(name, view)| {
-                let entry = Entry {
-                    shard,
+                let header = HeaderEntry {
                     dtype: view.dtype().to_string(),
                     shape: view.shape().to_vec(),
                     num_bytes: view.data().len() as u64,
-                    used: AtomicBool::new(false),
                 };
-                (name, entry)
+                (name, header)
             })
             .collect();
+        let sources = from_metadata(&file, &metadata_of_file(&file)?)?;
+        let tensors = tensors_of_shard(&file, headers, sources)?;
         self.shards.push(Shard { file, map });
-        Ok(entries)
+        let entry = |tensor| Entry {
+            shard,
+            tensor,
+            used: AtomicBool::new(false),
+        };
+        Ok(tensors.into_iter().map(|(n, t)| (n, entry(t))).collect())
     }
 
     /// The directory that was opened.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Bytes of all tensors as they are stored.
+    pub fn bytes_total(&self) -> u64 {
+        self.bytes_total
     }
 
     /// Names of all tensors, sorted.
@@ -201,17 +245,29 @@ impl Checkpoint {
 
     /// Shape of tensor `name`, if there.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
-        self.tensors.get(name).map(|t| &t.shape[..])
+        self.tensors.get(name).map(|e| &e.tensor.shape[..])
     }
 
-    /// Dtype of tensor `name` in safetensors' spelling (`BF16`, `F32`, `F8_E4M3`), if there.
+    /// Dtype of tensor `name` in safetensors' spelling (`BF16`, `F32`, `F8_E4M3`), or `W12`, if there.
     pub fn dtype(&self, name: &str) -> Option<&str> {
-        self.tensors.get(name).map(|t| &t.dtype[..])
+        self.tensors.get(name).map(|e| &e.tensor.dtype[..])
     }
 
-    /// Bytes of tensor `name` in its file, if there.
-    pub fn num_bytes(&self, name: &str) -> Option<u64> {
-        self.tensors.get(name).map(|t| t.num_bytes)
+    /// Dtype, shape and stored bytes of tensor `name`.
+    ///
+    /// # Panics
+    /// When there is no such tensor.
+    pub(super) fn describe(&self, name: &str) -> (&str, &[usize], u64) {
+        let tensor = &self.tensors[name].tensor;
+        (&tensor.dtype, &tensor.shape, tensor.num_bytes)
+    }
+
+    /// Escapes of tensor `name` by the lengths in its shard's header; `None` unless it is stored as W12.
+    pub fn num_stored_escapes(&self, name: &str) -> Option<usize> {
+        let tensor = &self.tensors.get(name).filter(|e| e.tensor.is_w12())?.tensor;
+        let without = W12Matrix::num_bytes_of(tensor.shape[0], tensor.shape[1], 0) as u64;
+        // Every part but the escapes has the length that the shape gives: `tensors_of_shard` has seen to it.
+        Some(((tensor.num_bytes - without) / size_of::<u32>() as u64) as usize)
     }
 
     /// The file that holds tensor `name`, if there.
@@ -219,31 +275,6 @@ impl Checkpoint {
         self.tensors
             .get(name)
             .map(|t| self.shards[t.shard].file.as_path())
-    }
-
-    /// Reads tensor `name` as a packed matrix of `out_features` rows. BF16 only.
-    ///
-    /// # Errors
-    /// [`CheckpointError`] when the tensor is missing or has another shape or dtype.
-    pub fn matrix_bf16(
-        &self,
-        name: &str,
-        [out_features, in_features]: [usize; 2],
-    ) -> Result<PackedBf16> {
-        let entry = self.entry(name, &[out_features, in_features])?;
-        if entry.dtype != "BF16" {
-            return Err(self.wrong_dtype(name, entry, "BF16"));
-        }
-        // Bytes in a file need not be aligned for u16; one matrix at a time is copied to where they are.
-        let weights: Vec<bf16> = self
-            .bytes(name, entry)?
-            .par_chunks_exact(2)
-            .map(|b| bf16::from_le_bytes([b[0], b[1]]))
-            .collect();
-        let packed = PackedBf16::pack(&weights, out_features, in_features);
-        self.mark_used(entry);
-        self.report();
-        Ok(packed)
     }
 
     /// Reads tensor `name`, one axis of `len` elements, widened to fp32. BF16 or F32.
@@ -260,9 +291,9 @@ impl Checkpoint {
     /// [`CheckpointError`] when the tensor is missing or has another shape or dtype.
     pub fn tensor_f32(&self, name: &str, shape: &[usize]) -> Result<Buffer<f32>> {
         let entry = self.entry(name, shape)?;
-        let bytes = self.bytes(name, entry)?;
-        let values: Vec<f32> = match &entry.dtype[..] {
-            "BF16" => bytes
+        let bytes = self.source_bytes_of(name, entry)?;
+        let values: Vec<f32> = match &entry.tensor.dtype[..] {
+            "BF16" | W12_DTYPE => bytes
                 .chunks_exact(2)
                 .map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32())
                 .collect(),
@@ -285,13 +316,16 @@ impl Checkpoint {
     }
 
     /// Whether two tensors are equal in dtype, shape and every bit; `false` when one is missing.
-    pub fn same_bits(&self, a: &str, b: &str) -> bool {
+    ///
+    /// # Errors
+    /// [`CheckpointError`] when the bits of one are not the checkpoint's.
+    pub fn same_bits(&self, a: &str, b: &str) -> Result<bool> {
         let (Some(x), Some(y)) = (self.tensors.get(a), self.tensors.get(b)) else {
-            return false;
+            return Ok(false);
         };
-        x.dtype == y.dtype
-            && x.shape == y.shape
-            && matches!((self.bytes(a, x), self.bytes(b, y)), (Ok(x), Ok(y)) if x == y)
+        Ok(x.tensor.dtype == y.tensor.dtype
+            && x.tensor.shape == y.tensor.shape
+            && self.source_bytes_of(a, x)? == self.source_bytes_of(b, y)?)
     }
 
     /// Checks presence and shape of all `expected` tensors before any is read, so that a checkpoint of many gigabytes
@@ -363,17 +397,18 @@ impl Checkpoint {
                 near: nearest(name, unused).map(str::to_owned),
             });
         };
-        if entry.shape != expected {
+        if entry.tensor.shape != expected {
             return Err(CheckpointError::Shape {
                 file: self.shards[entry.shard].file.clone(),
                 tensor: name.to_owned(),
                 expected: expected.to_vec(),
-                got: entry.shape.clone(),
+                got: entry.tensor.shape.clone(),
             });
         }
         Ok(entry)
     }
 
+    /// The stored tensor `name` of the shard of `entry`.
     fn bytes(&self, name: &str, entry: &Entry) -> Result<&[u8]> {
         let shard = &self.shards[entry.shard];
         match shard.map.get(name) {
@@ -390,7 +425,7 @@ impl Checkpoint {
             file: self.shards[entry.shard].file.clone(),
             tensor: name.to_owned(),
             expected,
-            got: entry.dtype.clone(),
+            got: entry.tensor.dtype.clone(),
         }
     }
 
@@ -398,7 +433,7 @@ impl Checkpoint {
         if !entry.used.swap(true, Ordering::Relaxed) {
             self.tensors_done.fetch_add(1, Ordering::Relaxed);
             self.bytes_done
-                .fetch_add(entry.num_bytes, Ordering::Relaxed);
+                .fetch_add(entry.tensor.num_bytes, Ordering::Relaxed);
         }
     }
 
@@ -439,6 +474,33 @@ fn map_file(file: &Path) -> Result<MmapedSafetensors> {
             reason: other.to_string(),
         },
     })
+}
+
+/// The metadata in the header of `file`, which [`map_file`] has checked: its reader keeps them to itself.
+fn metadata_of_file(file: &Path) -> Result<BTreeMap<String, String>> {
+    #[derive(serde::Deserialize)]
+    struct Header {
+        #[serde(rename = "__metadata__", default)]
+        metadata: Option<BTreeMap<String, String>>,
+    }
+    let io_error = |source| CheckpointError::Io {
+        file: file.to_owned(),
+        source,
+    };
+    let mut reader = std::fs::File::open(file).map_err(io_error)?;
+    let mut length = [0; 8];
+    reader.read_exact(&mut length).map_err(io_error)?;
+    let mut header = Vec::new();
+    reader
+        .take(u64::from_le_bytes(length))
+        .read_to_end(&mut header)
+        .map_err(io_error)?;
+    let Header { metadata } =
+        serde_json::from_slice(&header).map_err(|error| CheckpointError::Damaged {
+            file: file.to_owned(),
+            reason: error.to_string(),
+        })?;
+    Ok(metadata.unwrap_or_default())
 }
 
 /// Takes off the path and backtrace that candle wraps around an error; ours name the file themselves.

@@ -1,40 +1,45 @@
 //! One weight matrix in whichever format it is held, behind one call.
 //!
 //! In: a checkpoint tensor or packed weights. Out: `y = x Wᵀ` (or `y += x Wᵀ`) for any number of rows. Layers hold
-//! `Linear`s and know no format; a new format is a variant here and a kernel, and nothing above changes.
+//! `Linear`s and know no format; a new format is a variant here and a kernel, and nothing above changes. Formats that
+//! hold the same weights give the same bits.
 
-use super::checkpoint::Checkpoint;
+use super::checkpoint::{Checkpoint, Matrix};
 use crate::device::{Buffer, Device};
 use crate::error::{CheckpointError, KernelError};
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16};
+use crate::kernels::w12_matmul::{PackedW12, W12Matmul, W12MatmulArgs, WeightView};
+use crate::options::WeightFormat;
 
 /// A weight matrix `[out_features, in_features]`.
 #[derive(Clone, Debug)]
 pub enum Linear {
     /// The checkpoint's BF16 values, packed for the kernel.
     Bf16(PackedBf16),
+    /// The same values in 12 bits each.
+    W12(PackedW12),
 }
 
 impl Linear {
-    /// Reads tensor `name` of `checkpoint`.
+    /// Reads tensor `name` of `checkpoint` and holds it in `format`, if the matrix allows.
     ///
     /// # Errors
-    /// [`CheckpointError`] when the tensor is missing or has another shape or dtype.
+    /// [`CheckpointError`] when the tensor is missing, damaged, or has another shape or dtype.
     pub fn load(
         checkpoint: &Checkpoint,
         name: &str,
         out_features: usize,
         in_features: usize,
+        format: WeightFormat,
     ) -> Result<Self, CheckpointError> {
-        checkpoint
-            .matrix_bf16(name, [out_features, in_features])
-            .map(Self::Bf16)
-    }
-
-    /// Wraps weights that are packed already.
-    pub fn from_packed(weights: PackedBf16) -> Self {
-        Self::Bf16(weights)
+        let matrix = checkpoint.matrix(name, [out_features, in_features], format)?;
+        Ok(match matrix {
+            Matrix::Bf16(weights) => {
+                Self::Bf16(PackedBf16::pack(&weights, out_features, in_features))
+            }
+            Matrix::W12(weights) => Self::W12(weights.pack()),
+        })
     }
 
     /// Multiplies the first `num_rows` rows of `x` `[_, in_features]` into `y` `[_, out_features]`.
@@ -60,6 +65,17 @@ impl Linear {
                     epilogue,
                 },
             ),
+            Self::W12(weight) => W12Matmul::run(
+                device,
+                W12MatmulArgs {
+                    x,
+                    num_rows,
+                    weight,
+                    y,
+                    epilogue,
+                    view: WeightView::Exact,
+                },
+            ),
         }
     }
 
@@ -67,6 +83,7 @@ impl Linear {
     pub fn out_features(&self) -> usize {
         match self {
             Self::Bf16(weight) => weight.out_features(),
+            Self::W12(weight) => weight.out_features(),
         }
     }
 
@@ -74,6 +91,7 @@ impl Linear {
     pub fn in_features(&self) -> usize {
         match self {
             Self::Bf16(weight) => weight.in_features(),
+            Self::W12(weight) => weight.in_features(),
         }
     }
 
@@ -81,6 +99,7 @@ impl Linear {
     pub fn num_bytes(&self) -> usize {
         match self {
             Self::Bf16(weight) => weight.num_bytes(),
+            Self::W12(weight) => weight.num_bytes(),
         }
     }
 }

@@ -2,7 +2,10 @@
 
 pub mod checkpoint;
 mod edit_distance;
+pub mod inspect;
 pub mod linear;
+pub mod w12;
+pub mod w12_file;
 
 #[cfg(test)]
 pub(crate) mod raw_safetensors;

@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::{LANES, Lanes};
+use super::{LANES, Lanes, Words};
 
 #[derive(Clone, Copy)]
 pub(super) struct Portable([f32; LANES]);
@@ -16,6 +16,11 @@ impl Portable {
 
 impl Lanes for Portable {
     const NUM_REGISTERS: usize = 8;
+    type Words = PortableWords;
+    #[inline(always)]
+    fn from_words(words: PortableWords) -> Self {
+        Self(words.0.map(f32::from_bits))
+    }
     #[inline(always)]
     fn splat(value: f32) -> Self {
         Self([value; LANES])
@@ -83,5 +88,47 @@ impl Lanes for Portable {
         let v: [f32; 8] = std::array::from_fn(|l| v[l] + v[l + 8]);
         let v: [f32; 4] = std::array::from_fn(|l| v[l] + v[l + 4]);
         (v[0] + v[2]) + (v[1] + v[3])
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct PortableWords([u32; LANES]);
+
+impl Words for PortableWords {
+    #[inline(always)]
+    fn splat(value: u32) -> Self {
+        Self([value; LANES])
+    }
+    #[inline(always)]
+    fn load(words: &[u32; LANES]) -> Self {
+        Self(*words)
+    }
+    #[inline(always)]
+    fn prefetch(_: *const [u32; LANES]) {}
+    #[inline(always)]
+    fn store(self, words: &mut [u32; LANES]) {
+        *words = self.0;
+    }
+    #[inline(always)]
+    fn and(self, b: Self) -> Self {
+        Self(std::array::from_fn(|l| self.0[l] & b.0[l]))
+    }
+    #[inline(always)]
+    fn add(self, b: Self) -> Self {
+        Self(std::array::from_fn(|l| self.0[l].wrapping_add(b.0[l])))
+    }
+    #[inline(always)]
+    fn select(self, set: Self, clear: Self) -> Self {
+        Self(std::array::from_fn(|l| {
+            (set.0[l] & self.0[l]) | (clear.0[l] & !self.0[l])
+        }))
+    }
+    #[inline(always)]
+    fn shift_left<const N: u32>(self) -> Self {
+        Self(self.0.map(|word| word << N))
+    }
+    #[inline(always)]
+    fn shift_right<const N: u32>(self) -> Self {
+        Self(self.0.map(|word| word >> N))
     }
 }

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use super::{LANES, Lanes, Task};
+use super::{LANES, Lanes, Task, Words};
 
 /// # Safety
 /// The machine must have avx512f and fma.
@@ -35,6 +35,11 @@ struct Avx512(__m512);
 
 impl Lanes for Avx512 {
     const NUM_REGISTERS: usize = 32;
+    type Words = Avx512Words;
+    #[inline(always)]
+    fn from_words(words: Avx512Words) -> Self {
+        Self(unsafe { _mm512_castsi512_ps(words.0) })
+    }
     #[inline(always)]
     fn splat(value: f32) -> Self {
         Self(unsafe { _mm512_set1_ps(value) })
@@ -115,6 +120,11 @@ struct Avx2(__m256, __m256);
 
 impl Lanes for Avx2 {
     const NUM_REGISTERS: usize = 8;
+    type Words = Avx2Words;
+    #[inline(always)]
+    fn from_words(words: Avx2Words) -> Self {
+        unsafe { Self(_mm256_castsi256_ps(words.0), _mm256_castsi256_ps(words.1)) }
+    }
     #[inline(always)]
     fn splat(value: f32) -> Self {
         let v = unsafe { _mm256_set1_ps(value) };
@@ -203,5 +213,122 @@ impl Lanes for Avx2 {
     #[inline(always)]
     fn sum(self) -> f32 {
         sum_256(unsafe { _mm256_add_ps(self.0, self.1) })
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Avx512Words(__m512i);
+
+impl Words for Avx512Words {
+    #[inline(always)]
+    fn splat(value: u32) -> Self {
+        Self(unsafe { _mm512_set1_epi32(value.cast_signed()) })
+    }
+    #[inline(always)]
+    fn load(words: &[u32; LANES]) -> Self {
+        Self(unsafe { _mm512_loadu_si512(words.as_ptr().cast()) })
+    }
+    #[inline(always)]
+    fn prefetch(words: *const [u32; LANES]) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(words.cast()) }
+    }
+    #[inline(always)]
+    fn store(self, words: &mut [u32; LANES]) {
+        unsafe { _mm512_storeu_si512(words.as_mut_ptr().cast(), self.0) }
+    }
+    #[inline(always)]
+    fn and(self, b: Self) -> Self {
+        Self(unsafe { _mm512_and_si512(self.0, b.0) })
+    }
+    #[inline(always)]
+    fn add(self, b: Self) -> Self {
+        Self(unsafe { _mm512_add_epi32(self.0, b.0) })
+    }
+    #[inline(always)]
+    fn select(self, set: Self, clear: Self) -> Self {
+        // Truth table of `self ? set : clear`.
+        Self(unsafe { _mm512_ternarylogic_epi32::<0xCA>(self.0, set.0, clear.0) })
+    }
+    #[inline(always)]
+    fn shift_left<const N: u32>(self) -> Self {
+        Self(unsafe { _mm512_slli_epi32::<N>(self.0) })
+    }
+    #[inline(always)]
+    fn shift_right<const N: u32>(self) -> Self {
+        Self(unsafe { _mm512_srli_epi32::<N>(self.0) })
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Avx2Words(__m256i, __m256i);
+
+impl Words for Avx2Words {
+    #[inline(always)]
+    fn splat(value: u32) -> Self {
+        let v = unsafe { _mm256_set1_epi32(value.cast_signed()) };
+        Self(v, v)
+    }
+    #[inline(always)]
+    fn load(words: &[u32; LANES]) -> Self {
+        let p = words.as_ptr();
+        unsafe {
+            Self(
+                _mm256_loadu_si256(p.cast()),
+                _mm256_loadu_si256(p.add(8).cast()),
+            )
+        }
+    }
+    #[inline(always)]
+    fn prefetch(words: *const [u32; LANES]) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(words.cast()) }
+    }
+    #[inline(always)]
+    fn store(self, words: &mut [u32; LANES]) {
+        let p = words.as_mut_ptr();
+        unsafe {
+            _mm256_storeu_si256(p.cast(), self.0);
+            _mm256_storeu_si256(p.add(8).cast(), self.1);
+        }
+    }
+    #[inline(always)]
+    fn and(self, b: Self) -> Self {
+        unsafe { Self(_mm256_and_si256(self.0, b.0), _mm256_and_si256(self.1, b.1)) }
+    }
+    #[inline(always)]
+    fn add(self, b: Self) -> Self {
+        unsafe { Self(_mm256_add_epi32(self.0, b.0), _mm256_add_epi32(self.1, b.1)) }
+    }
+    #[inline(always)]
+    fn select(self, set: Self, clear: Self) -> Self {
+        unsafe {
+            let pick = |mask, set, clear| {
+                _mm256_or_si256(
+                    _mm256_and_si256(mask, set),
+                    _mm256_andnot_si256(mask, clear),
+                )
+            };
+            Self(pick(self.0, set.0, clear.0), pick(self.1, set.1, clear.1))
+        }
+    }
+    #[inline(always)]
+    fn shift_left<const N: u32>(self) -> Self {
+        // The count is a constant: the compiler makes this the immediate form, whose parameter has another type.
+        let count = unsafe { _mm_cvtsi32_si128(N.cast_signed()) };
+        unsafe {
+            Self(
+                _mm256_sll_epi32(self.0, count),
+                _mm256_sll_epi32(self.1, count),
+            )
+        }
+    }
+    #[inline(always)]
+    fn shift_right<const N: u32>(self) -> Self {
+        let count = unsafe { _mm_cvtsi32_si128(N.cast_signed()) };
+        unsafe {
+            Self(
+                _mm256_srl_epi32(self.0, count),
+                _mm256_srl_epi32(self.1, count),
+            )
+        }
     }
 }

@@ -17,6 +17,7 @@ mod greedy_argmax;
 mod rms_norm;
 mod rope;
 mod tree_attention;
+mod w12_matmul;
 
 use std::sync::OnceLock;
 
@@ -65,6 +66,8 @@ pub(super) mod kernels_module {
     use super::rope::rope;
     #[pymodule_export]
     use super::tree_attention::tree_attention;
+    #[pymodule_export]
+    use super::w12_matmul::w12_matmul;
 }
 
 /// The device all test calls share.
