@@ -8,9 +8,10 @@ struct Bf16Weights {
         copy_async<SLOT_BYTES>(slot, p.plane8 + tile * SLOT_BYTES, barrier, policy, lane);
     }
 
+    template <u32 BLOCK_OCTETS>
     struct Context {
         __device__ __forceinline__ Context(const MatmulParams&, UnitCursor, SliceSpan, u32, u32, u32, u32, u32) {}
-        __device__ __forceinline__ void begin_unit(const MatmulParams&, UnitCursor, u32, u32, u32, u32) {}
+        __device__ __forceinline__ void begin_slice(const MatmulParams&, u32, u32, u32, u32) {}
         __device__ __forceinline__ void load(const MatmulParams&, u32 slot, u32, u32 lane, u32 (&a)[4][4]) {
 #pragma unroll
             for (u32 fragment = 0; fragment < 4; fragment++) {

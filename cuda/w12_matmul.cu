@@ -16,35 +16,42 @@ struct W12Weights {
         if (IS_EXACT) copy_async<PLANE4_BYTES>(slot + PLANE8_BYTES, p.plane4 + tile * PLANE4_BYTES, barrier, policy, lane);
     }
 
-    // What a consumer knows of its units' channels and escapes, loaded one unit ahead of its use, starts two.
+    // What a warp knows of the channels and escapes of its slices, loaded one slice ahead of its use, starts two.
+    template <u32 BLOCK_OCTETS>
     struct Context {
-        u32 base_words, next_base_words;              // base of channel g; of channel g + 8 in the high half
+        u32 base_words, next_base_words, second_next_base_words;  // base of channel g; of channel g + 8 in the high half
         u32 starts, next_starts, second_next_starts;  // lane j: first escape of the slice's super-tile j; beyond, the end
         u32 entries, next_entries;                    // lane i: the slice's escape i
         u32 has_escapes;                              // bit j: super-tile j has some
         LaneBases bases;
         UnitCursor ahead;
         SliceSpan ahead_span;
-        u32 units_ahead;
+        u32 octet_ahead, units_ahead;
 
         __device__ __forceinline__ Context(const MatmulParams& p, UnitCursor unit, SliceSpan span, u32 num_units, u32 k_tiles,
                                            u32 num_tiles, u32 slice, u32 lane)
-            : ahead(unit), ahead_span(span), units_ahead(num_units) {
-            next_base_words = load_bases(p, unit.tile, lane);
+            : ahead(unit), ahead_span(span), octet_ahead(0), units_ahead(num_units) {
+            next_base_words = load_bases(p, lane);
             next_starts = load_starts(p, k_tiles, lane);
             next_entries = load_entries(p, next_starts, lane);
             step_ahead(p, k_tiles, num_tiles, slice);
             second_next_starts = load_starts(p, k_tiles, lane);
+            second_next_base_words = load_bases(p, lane);
         }
 
         __device__ __forceinline__ void step_ahead(const MatmulParams& p, u32 k_tiles, u32 num_tiles, u32 slice) {
             if (units_ahead == 0) return;
-            units_ahead--;
-            if (ahead.advance(num_tiles)) ahead_span = slice_span(p, k_tiles, ahead.octet, slice);
+            if (++octet_ahead == BLOCK_OCTETS) {
+                octet_ahead = 0;
+                units_ahead--;
+                ahead.advance(num_tiles);
+            }
+            ahead_span = slice_span(p, k_tiles, ahead.group * BLOCK_OCTETS + octet_ahead, slice);
         }
 
-        static __device__ __forceinline__ u32 load_bases(const MatmulParams& p, u32 tile, u32 lane) {
-            const u8* bases = p.bases + tile * TILE_CHANNELS + lane / 4;
+        __device__ __forceinline__ u32 load_bases(const MatmulParams& p, u32 lane) const {
+            if (units_ahead == 0) return 0;
+            const u8* bases = p.bases + ahead.tile * TILE_CHANNELS + lane / 4;
             return __ldg(bases) | static_cast<u32>(__ldg(bases + 8)) << 16;
         }
 
@@ -60,17 +67,17 @@ struct W12Weights {
             return first + lane < end ? __ldg(p.escapes + first + lane) : 0;
         }
 
-        __device__ __forceinline__ void begin_unit(const MatmulParams& p, UnitCursor unit, u32 k_tiles, u32 num_tiles,
-                                                   u32 slice, u32 lane) {
+        __device__ __forceinline__ void begin_slice(const MatmulParams& p, u32 k_tiles, u32 num_tiles, u32 slice,
+                                                    u32 lane) {
             base_words = next_base_words;
             starts = next_starts;
             entries = next_entries;
             next_starts = second_next_starts;
-            // The tile after this one; after the last there is nothing that is used.
-            next_base_words = load_bases(p, unit.tile + 1 < num_tiles ? unit.tile + 1 : 0, lane);
+            next_base_words = second_next_base_words;
             next_entries = load_entries(p, next_starts, lane);
             step_ahead(p, k_tiles, num_tiles, slice);
             second_next_starts = load_starts(p, k_tiles, lane);
+            second_next_base_words = load_bases(p, lane);
             has_escapes = __ballot_sync(0xFFFFFFFF, starts != __shfl_down_sync(0xFFFFFFFF, starts, 1));
             bases.low = (base_words & 0xFF) * 0x00800080u;
             bases.high = (base_words >> 16) * 0x00800080u;

@@ -1,15 +1,17 @@
 // y[r, n] = sum_k x[r, k] w[n, k] for 1..32 rows, at the speed at which the weights can be read.
 //
 // One order for every row count and weight format. Weights come in super-tiles of 16 channels x 64 columns. K is cut
-// into 8 * num_octets slices of whole super-tiles. A slice's sum is one chain of mma.m16n8k16 over ascending k from
-// zero; eight slice sums are added in ascending order to an octet's, these in ascending order to the result. The rows
-// beside a row only fill other columns of operand B, so nothing here depends on how many there are.
+// into 8 * num_octets slices of whole super-tiles, num_octets a power of two. A slice's sum is one chain of mma.m16n8k16
+// over ascending k from zero; eight slice sums are added in ascending order to an octet's, these in ascending order to
+// the result. The rows beside a row only fill other columns of operand B, so nothing here depends on how many there are.
 //
-// A block has eight warps, one per slice of the octet. It takes a run of *units* (octet, tile of 16 channels), so that
-// all blocks read the same number of bytes to one unit. A warp keeps its slice of the activations in registers and
-// streams weights through its own ring in shared memory. Its sums go to shared memory, where the warps take turns in
-// adding a unit's eight, one unit late so that none waits for the slowest; the last block to finish a tile adds the
-// octets. Weights are asked for before the predecessor's results are waited for.
+// A block has eight warps; each owns a slice of the octets the block works on (two where the activations of both fit
+// in registers, else one). It takes a run of *units* (group of octets, tile of 16 channels), so that all blocks read
+// the same number of bytes to one unit. A warp keeps its slices of the activations in registers and streams weights
+// through its own ring in shared memory. Its sums go to shared memory, where the warps take turns in adding a unit's,
+// one unit late so that none waits for the slowest. Where a block holds only some octets of a tile, octet sums go to
+// global memory and the grid adds them once all blocks are through. Weights are asked for before the predecessor's
+// results are waited for.
 #pragma once
 
 #include "mma.cuh"
@@ -19,8 +21,8 @@ constexpr u32 MAX_SLICE_TILES = 5;        // super-tiles of a slice, at most: it
 constexpr u32 BLOCK_THREADS = SLICES * WARP_LANES;
 constexpr u32 TILE_CHANNELS = 16;
 constexpr u32 TILE_COLUMNS = 64;
-constexpr u32 PARTIAL_STRIDE = 20;        // floats between the rows of a slice sum: no two lanes meet in a bank
-constexpr u32 PARTIAL_BUFFERS = 2;
+constexpr u32 SUM_STRIDE = 20;        // floats between the rows of a slice sum: no two lanes meet in a bank
+constexpr u32 SUM_BUFFERS = 4;            // octets whose slice sums wait to be added
 
 // Arguments of every kernel of this family; mirrored by the launcher.
 struct MatmulParams {
@@ -31,12 +33,13 @@ struct MatmulParams {
     const u32* escapes;
     const u16* x;              // [num_rows][in_features padded to 64] BF16, zero in the padding
     float* y;                  // [num_rows][out_features]
-    float4* partials;          // [tiles][num_octets][row group][32 lanes]
-    u32* arrivals;             // [tiles], zero between launches
+    float4* octet_sums;        // [tiles][num_octets][row group][32 lanes]
+    u32* grid_barrier;         // blocks arrived, zero between launches; generation
     u32 num_rows;
     u32 out_features;
     u32 in_features;
-    u32 num_octets;
+    u32 num_octets;            // a power of two
+    u32 log2_slices;           // of SLICES * num_octets
     u32 ring_slots;            // super-tiles of a warp's ring
     u32 adds_to_output;        // y = y + sum
 };
@@ -48,25 +51,24 @@ struct SliceSpan {
 };
 
 __device__ __forceinline__ SliceSpan slice_span(const MatmulParams& p, u32 k_tiles, u32 octet, u32 slice) {
-    const u32 num_slices = SLICES * p.num_octets;
     const u32 index = octet * SLICES + slice;
-    const u32 first = index * k_tiles / num_slices;
-    return {first, (index + 1) * k_tiles / num_slices - first};
+    const u32 first = index * k_tiles >> p.log2_slices;
+    return {first, ((index + 1) * k_tiles >> p.log2_slices) - first};
 }
 
-// A run over (octet, tile) units, tiles fastest.
+// A run over units (group of BLOCK_OCTETS octets, tile), tiles fastest.
 struct UnitCursor {
-    u32 octet;
+    u32 group;
     u32 tile;
 
-    __device__ __forceinline__ UnitCursor(u32 unit, u32 num_tiles) : octet(unit / num_tiles), tile(unit % num_tiles) {}
+    __device__ __forceinline__ UnitCursor(u32 unit, u32 num_tiles) : group(unit / num_tiles), tile(unit % num_tiles) {}
 
-    // Whether the octet changed.
+    // Whether the group of octets changed.
     __device__ __forceinline__ bool advance(u32 num_tiles) {
         tile++;
         if (tile < num_tiles) return false;
         tile = 0;
-        octet++;
+        group++;
         return true;
     }
 };
@@ -100,26 +102,27 @@ __device__ __forceinline__ void load_slice_rows(const MatmulParams& p, SliceSpan
 // Shared memory: rings, then slice sums, then barriers. The launcher computes the same size.
 template <class Weights, u32 GROUPS>
 struct SharedLayout {
-    static constexpr u32 SLICE_SUM_BYTES = GROUPS * 8 * PARTIAL_STRIDE * 4;
+    static constexpr u32 SLICE_SUM_BYTES = GROUPS * 8 * SUM_STRIDE * 4;
     u32 ring, sums, ring_full, sums_full, sums_empty;
 
     __device__ __forceinline__ SharedLayout(u32 start, u32 ring_slots) {
         ring = start;
         sums = ring + SLICES * ring_slots * Weights::SLOT_BYTES;
-        ring_full = sums + PARTIAL_BUFFERS * SLICES * SLICE_SUM_BYTES;
+        ring_full = sums + SUM_BUFFERS * SLICES * SLICE_SUM_BYTES;
         sums_full = ring_full + SLICES * ring_slots * 8;
-        sums_empty = sums_full + PARTIAL_BUFFERS * 8;
+        sums_empty = sums_full + SUM_BUFFERS * 8;
     }
 };
 
 // A warp's ring: asks for the super-tiles of its run in order, as far ahead as there are slots.
-template <class Weights>
+template <class Weights, u32 BLOCK_OCTETS>
 struct WeightRing {
     const MatmulParams& p;
     const u32 k_tiles, num_tiles, slice, lane;
     const u32 slots_start, barriers_start;
     u64 policy;
     UnitCursor next;
+    u32 octet;  // of the group
     SliceSpan span;
     u32 units_left, step;
 
@@ -132,8 +135,12 @@ struct WeightRing {
         copy_end(barrier);
         if (++step < span.len) return;
         step = 0;
-        units_left--;
-        if (next.advance(num_tiles)) span = slice_span(p, k_tiles, next.octet, slice);
+        if (++octet == BLOCK_OCTETS) {
+            octet = 0;
+            units_left--;
+            next.advance(num_tiles);
+        }
+        span = slice_span(p, k_tiles, next.group * BLOCK_OCTETS + octet, slice);
     }
 };
 
@@ -162,17 +169,35 @@ __device__ __forceinline__ void store_channels(const MatmulParams& p, u32 row, u
     }
 }
 
-// Adds the eight slice sums of the block's unit `index`, and the octets of its tile if this is the last one.
+// Hands a warp's sums of the block's octet number `index` over.
 template <class Weights, u32 GROUPS>
-__device__ __forceinline__ void reduce_unit(const MatmulParams& p, const SharedLayout<Weights, GROUPS>& shared, u32 index,
-                                            UnitCursor unit, u32 lane) {
-    const u32 token = lane / 4, channel = lane % 4 * 4;
-    const u32 buffer = index % PARTIAL_BUFFERS;
-    barrier_wait(shared.sums_full + buffer * 8, index / PARTIAL_BUFFERS & 1);
-    float4 sums[GROUPS];
+__device__ __forceinline__ void leave_slice_sums(const SharedLayout<Weights, GROUPS>& shared, u32 index, u32 slice, u32 lane,
+                                                 const float (&sums)[GROUPS][4]) {
+    const u32 buffer = index % SUM_BUFFERS;
+    barrier_wait(shared.sums_empty + buffer * 8, (index / SUM_BUFFERS & 1) ^ 1);
+    const u32 to = shared.sums + (buffer * SLICES + slice) * shared.SLICE_SUM_BYTES;
+    const u32 channel = lane / 4, token = lane % 4 * 2;
 #pragma unroll
     for (u32 group = 0; group < GROUPS; group++) {
-        const u32 place = (group * 8 + token) * PARTIAL_STRIDE + channel;
+#pragma unroll
+        for (u32 c = 0; c < 4; c++) {
+            const u32 place = (group * 8 + token + c % 2) * SUM_STRIDE + channel + c / 2 * 8;
+            asm volatile("st.shared.f32 [%0], %1;" ::"r"(to + place * 4), "f"(sums[group][c]) : "memory");
+        }
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared.sums_full + buffer * 8);
+}
+
+// Adds the eight slice sums of the block's octet number `index`.
+template <class Weights, u32 GROUPS>
+__device__ __forceinline__ void add_slices(const SharedLayout<Weights, GROUPS>& shared, u32 index, u32 lane,
+                                           float4 (&sums)[GROUPS]) {
+    const u32 buffer = index % SUM_BUFFERS;
+    barrier_wait(shared.sums_full + buffer * 8, index / SUM_BUFFERS & 1);
+#pragma unroll
+    for (u32 group = 0; group < GROUPS; group++) {
+        const u32 place = (group * 8 + lane / 4) * SUM_STRIDE + lane % 4 * 4;
 #pragma unroll
         for (u32 slice = 0; slice < SLICES; slice++) {
             const uint4 bits = load_shared_16(shared.sums + (buffer * SLICES + slice) * shared.SLICE_SUM_BYTES + place * 4);
@@ -184,137 +209,169 @@ __device__ __forceinline__ void reduce_unit(const MatmulParams& p, const SharedL
     }
     __syncwarp();
     if (lane == 0) barrier_arrive(shared.sums_empty + buffer * 8);
-    if (p.num_octets > 1) {
-        float4* all = p.partials + static_cast<u64>(unit.tile) * p.num_octets * GROUPS * WARP_LANES + lane;
+}
+
+// Finishes the block's unit `index`: to the output if the block holds all octets, else to global memory.
+template <class Weights, u32 GROUPS, u32 BLOCK_OCTETS>
+__device__ __forceinline__ void finish_unit(const MatmulParams& p, const SharedLayout<Weights, GROUPS>& shared, u32 index,
+                                            UnitCursor unit, u32 lane) {
+    float4 total[GROUPS];
+#pragma unroll
+    for (u32 octet = 0; octet < BLOCK_OCTETS; octet++) {
+        float4 sums[GROUPS];
+        add_slices<Weights, GROUPS>(shared, index * BLOCK_OCTETS + octet, lane, sums);
+        const u64 place = static_cast<u64>(unit.tile) * p.num_octets + unit.group * BLOCK_OCTETS + octet;
 #pragma unroll
         for (u32 group = 0; group < GROUPS; group++) {
-            __stcg(all + (unit.octet * GROUPS + group) * WARP_LANES, sums[group]);
+            if (p.num_octets > BLOCK_OCTETS) __stcg(p.octet_sums + (place * GROUPS + group) * WARP_LANES + lane, sums[group]);
+            if (octet == 0) total[group] = sums[group];
+            else add_to(total[group], sums[group]);
         }
-        __threadfence();
-        __syncwarp();
-        u32 arrived = 0;
-        if (lane == 0) arrived = atomicAdd(p.arrivals + unit.tile, 1);
-        arrived = __shfl_sync(0xFFFFFFFF, arrived, 0);
-        if (arrived + 1 < p.num_octets) return;
-        __threadfence();
+    }
+    if (p.num_octets > BLOCK_OCTETS) return;
 #pragma unroll
-        for (u32 group = 0; group < GROUPS; group++) sums[group] = __ldcg(all + group * WARP_LANES);
-        for (u32 octet = 1; octet < p.num_octets; octet++) {
-#pragma unroll
-            for (u32 group = 0; group < GROUPS; group++) {
-                add_to(sums[group], __ldcg(all + (octet * GROUPS + group) * WARP_LANES));
+    for (u32 group = 0; group < GROUPS; group++) {
+        store_channels(p, group * 8 + lane / 4, unit.tile * TILE_CHANNELS + lane % 4 * 4, total[group]);
+    }
+}
+
+// Returns once every block of the grid has called it, with all their writes visible. All blocks are resident.
+__device__ __forceinline__ void wait_for_grid(u32* barrier) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        volatile u32* generation = barrier + 1;
+        const u32 before = *generation;
+        __threadfence();
+        if (atomicAdd(barrier, 1) + 1 == gridDim.x) {
+            *barrier = 0;
+            __threadfence();
+            *generation = before + 1;
+        } else {
+            while (*generation == before) {
             }
         }
-        if (lane == 0) p.arrivals[unit.tile] = 0;
+        __threadfence();
     }
-#pragma unroll
-    for (u32 group = 0; group < GROUPS; group++) {
-        store_channels(p, group * 8 + token, unit.tile * TILE_CHANNELS + channel, sums[group]);
+    __syncthreads();
+}
+
+// Adds the octets of this block's share of the tiles, which any blocks may have computed.
+template <u32 GROUPS>
+__device__ __forceinline__ void add_octets(const MatmulParams& p, u32 num_tiles) {
+    const u32 first = blockIdx.x * num_tiles / gridDim.x, end = (blockIdx.x + 1) * num_tiles / gridDim.x;
+    const u32 lane = threadIdx.x % WARP_LANES;
+    for (u32 i = first * GROUPS + threadIdx.x / WARP_LANES; i < end * GROUPS; i += SLICES) {
+        const u32 tile = i / GROUPS, group = i % GROUPS;
+        const float4* sums = p.octet_sums + (static_cast<u64>(tile) * p.num_octets * GROUPS + group) * WARP_LANES + lane;
+        float4 total = __ldcg(sums);
+        for (u32 octet = 1; octet < p.num_octets; octet++) add_to(total, __ldcg(sums + octet * GROUPS * WARP_LANES));
+        store_channels(p, group * 8 + lane / 4, tile * TILE_CHANNELS + lane % 4 * 4, total);
     }
 }
 
-// Hands a warp's sums of the block's unit `index` over.
-template <class Weights, u32 GROUPS>
-__device__ __forceinline__ void leave_slice_sums(const SharedLayout<Weights, GROUPS>& shared, u32 index, u32 slice, u32 lane,
-                                                 const float (&sums)[GROUPS][4]) {
-    const u32 buffer = index % PARTIAL_BUFFERS;
-    barrier_wait(shared.sums_empty + buffer * 8, (index / PARTIAL_BUFFERS & 1) ^ 1);
-    const u32 to = shared.sums + (buffer * SLICES + slice) * shared.SLICE_SUM_BYTES;
-    const u32 channel = lane / 4, token = lane % 4 * 2;
-#pragma unroll
-    for (u32 group = 0; group < GROUPS; group++) {
-#pragma unroll
-        for (u32 c = 0; c < 4; c++) {
-            const u32 place = (group * 8 + token + c % 2) * PARTIAL_STRIDE + channel + c / 2 * 8;
-            asm volatile("st.shared.f32 [%0], %1;" ::"r"(to + place * 4), "f"(sums[group][c]) : "memory");
-        }
-    }
-    __syncwarp();
-    if (lane == 0) barrier_arrive(shared.sums_full + buffer * 8);
-}
-
-template <class Weights, u32 GROUPS>
+template <class Weights, u32 GROUPS, u32 BLOCK_OCTETS>
 __device__ __forceinline__ void stream_units(const MatmulParams& p, const SharedLayout<Weights, GROUPS>& shared, u32 slice,
-                                        u32 lane, u32 first_unit, u32 num_units, u32 k_tiles, u32 num_tiles) {
+                                             u32 lane, u32 first_unit, u32 num_units, u32 k_tiles, u32 num_tiles) {
     UnitCursor unit(first_unit, num_tiles);
-    SliceSpan span = slice_span(p, k_tiles, unit.octet, slice);
-    WeightRing<Weights> ring{p, k_tiles, num_tiles, slice, lane,
-                             shared.ring + slice * p.ring_slots * Weights::SLOT_BYTES,
-                             shared.ring_full + slice * p.ring_slots * 8,
-                             read_once_policy(), unit, span, num_units, 0};
+    SliceSpan spans[BLOCK_OCTETS];
+#pragma unroll
+    for (u32 octet = 0; octet < BLOCK_OCTETS; octet++) {
+        spans[octet] = slice_span(p, k_tiles, unit.group * BLOCK_OCTETS + octet, slice);
+    }
+    WeightRing<Weights, BLOCK_OCTETS> ring{p, k_tiles, num_tiles, slice, lane,
+                                           shared.ring + slice * p.ring_slots * Weights::SLOT_BYTES,
+                                           shared.ring_full + slice * p.ring_slots * 8,
+                                           read_once_policy(), unit, 0, spans[0], num_units, 0};
     for (u32 slot = 0; slot < p.ring_slots; slot++) ring.ask(slot);
-    typename Weights::Context weights(p, unit, span, num_units, k_tiles, num_tiles, slice, lane);
+    typename Weights::template Context<BLOCK_OCTETS> weights(p, unit, spans[0], num_units, k_tiles, num_tiles, slice, lane);
     launch_dependents();
     wait_for_predecessors();
 
-    SliceRows<GROUPS> rows;
-    load_slice_rows<GROUPS>(p, span, k_tiles, lane, rows);
+    SliceRows<GROUPS> rows[BLOCK_OCTETS];
+#pragma unroll
+    for (u32 octet = 0; octet < BLOCK_OCTETS; octet++) load_slice_rows<GROUPS>(p, spans[octet], k_tiles, lane, rows[octet]);
     u32 slot = 0, parity = 0;
     UnitCursor finished = unit;
     for (u32 i = 0; i <= num_units; i++) {
         if (i < num_units) {
             if (i > 0 && unit.advance(num_tiles)) {
-                span = slice_span(p, k_tiles, unit.octet, slice);
-                load_slice_rows<GROUPS>(p, span, k_tiles, lane, rows);
-            }
-            float sums[GROUPS][4] = {};
-            weights.begin_unit(p, unit, k_tiles, num_tiles, slice, lane);
 #pragma unroll
-            for (u32 j = 0; j < MAX_SLICE_TILES; j++) {
-                if (j < span.len) {
-                    barrier_wait(ring.barriers_start + slot * 8, parity);
-                    u32 a[4][4];
-                    weights.load(p, ring.slots_start + slot * Weights::SLOT_BYTES, j, lane, a);
-                    __syncwarp();
-                    ring.ask(slot);
-                    if (++slot == p.ring_slots) slot = 0, parity ^= 1;
-#pragma unroll
-                    for (u32 fragment = 0; fragment < 4; fragment++) {
-#pragma unroll
-                        for (u32 group = 0; group < GROUPS; group++) {
-                            mma_m16n8k16(sums[group], a[fragment], rows[j][fragment][group][0], rows[j][fragment][group][1]);
-                        }
-                    }
+                for (u32 octet = 0; octet < BLOCK_OCTETS; octet++) {
+                    spans[octet] = slice_span(p, k_tiles, unit.group * BLOCK_OCTETS + octet, slice);
+                    load_slice_rows<GROUPS>(p, spans[octet], k_tiles, lane, rows[octet]);
                 }
             }
-            leave_slice_sums<Weights, GROUPS>(shared, i, slice, lane, sums);
+#pragma unroll
+            for (u32 octet = 0; octet < BLOCK_OCTETS; octet++) {
+                float sums[GROUPS][4] = {};
+                weights.begin_slice(p, k_tiles, num_tiles, slice, lane);
+#pragma unroll
+                for (u32 j = 0; j < MAX_SLICE_TILES; j++) {
+                    if (j < spans[octet].len) {
+                        barrier_wait(ring.barriers_start + slot * 8, parity);
+                        __syncwarp();
+                        u32 a[4][4];
+                        weights.load(p, ring.slots_start + slot * Weights::SLOT_BYTES, j, lane, a);
+#pragma unroll
+                        for (u32 fragment = 0; fragment < 4; fragment++) {
+#pragma unroll
+                            for (u32 group = 0; group < GROUPS; group++) {
+                                mma_m16n8k16(sums[group], a[fragment], rows[octet][j][fragment][group][0],
+                                             rows[octet][j][fragment][group][1]);
+                            }
+                        }
+                        // The slot's bytes are in registers, and used: it may be written again.
+                        __syncwarp();
+                        ring.ask(slot);
+                        if (++slot == p.ring_slots) slot = 0, parity ^= 1;
+                    }
+                }
+                leave_slice_sums<Weights, GROUPS>(shared, i * BLOCK_OCTETS + octet, slice, lane, sums);
+            }
         }
         if (i > 0) {
-            if ((i - 1) % SLICES == slice) reduce_unit<Weights, GROUPS>(p, shared, i - 1, finished, lane);
+            if ((i - 1) % SLICES == slice) finish_unit<Weights, GROUPS, BLOCK_OCTETS>(p, shared, i - 1, finished, lane);
             finished.advance(num_tiles);
         }
     }
 }
 
-template <class Weights, u32 GROUPS>
+template <class Weights, u32 GROUPS, u32 BLOCK_OCTETS>
 __device__ __forceinline__ void skinny_matmul(const MatmulParams& p) {
     extern __shared__ __align__(128) u8 shared_bytes[];
     const SharedLayout<Weights, GROUPS> shared(shared_address(shared_bytes), p.ring_slots);
-    const u32 warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
+    // Taken from one lane, so that the compiler knows that a warp agrees on it.
+    const u32 warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / WARP_LANES, 0), lane = threadIdx.x % WARP_LANES;
     const u32 k_tiles = (p.in_features + TILE_COLUMNS - 1) / TILE_COLUMNS;
     const u32 num_tiles = (p.out_features + TILE_CHANNELS - 1) / TILE_CHANNELS;
-    const u32 all_units = num_tiles * p.num_octets;
-    const u32 first_unit = static_cast<u64>(blockIdx.x) * all_units / gridDim.x;
-    const u32 num_units = static_cast<u64>(blockIdx.x + 1) * all_units / gridDim.x - first_unit;
+    const u32 all_units = num_tiles * (p.num_octets / BLOCK_OCTETS);
+    const u32 first_unit = blockIdx.x * all_units / gridDim.x;
+    const u32 num_units = (blockIdx.x + 1) * all_units / gridDim.x - first_unit;
     for (u32 slot = lane; slot < p.ring_slots; slot += WARP_LANES) {
         barrier_init(shared.ring_full + (warp * p.ring_slots + slot) * 8, COPY_ARRIVALS);
     }
-    if (threadIdx.x < PARTIAL_BUFFERS) {
+    if (threadIdx.x < SUM_BUFFERS) {
         barrier_init(shared.sums_full + lane * 8, SLICES);
         barrier_init(shared.sums_empty + lane * 8, 1);
     }
     barrier_init_fence();
     __syncthreads();
-    stream_units<Weights, GROUPS>(p, shared, warp, lane, first_unit, num_units, k_tiles, num_tiles);
+    stream_units<Weights, GROUPS, BLOCK_OCTETS>(p, shared, warp, lane, first_unit, num_units, k_tiles, num_tiles);
+    if (p.num_octets > BLOCK_OCTETS) {
+        wait_for_grid(p.grid_barrier);
+        add_octets<GROUPS>(p, num_tiles);
+    }
 }
 
-// Kernels of one weight format for 8, 16, 24 and 32 rows.
-#define SKINNY_MATMUL_KERNELS(NAME, WEIGHTS)                                                                   \
-    SKINNY_MATMUL_KERNEL(NAME##_8, WEIGHTS, 1)                                                                 \
-    SKINNY_MATMUL_KERNEL(NAME##_16, WEIGHTS, 2)                                                                \
-    SKINNY_MATMUL_KERNEL(NAME##_24, WEIGHTS, 3)                                                                \
-    SKINNY_MATMUL_KERNEL(NAME##_32, WEIGHTS, 4)
-#define SKINNY_MATMUL_KERNEL(NAME, WEIGHTS, GROUPS)                                                            \
+// Kernels of one weight format for 8, 16, 24 and 32 rows; `_2` takes two octets at a time.
+#define SKINNY_MATMUL_KERNELS(NAME, ...)                                                                       \
+    SKINNY_MATMUL_KERNEL(NAME##_8, 1, 1, __VA_ARGS__)                                                          \
+    SKINNY_MATMUL_KERNEL(NAME##_8_2, 1, 2, __VA_ARGS__)                                                        \
+    SKINNY_MATMUL_KERNEL(NAME##_16, 2, 1, __VA_ARGS__)                                                         \
+    SKINNY_MATMUL_KERNEL(NAME##_16_2, 2, 2, __VA_ARGS__)                                                       \
+    SKINNY_MATMUL_KERNEL(NAME##_24, 3, 1, __VA_ARGS__)                                                         \
+    SKINNY_MATMUL_KERNEL(NAME##_32, 4, 1, __VA_ARGS__)
+#define SKINNY_MATMUL_KERNEL(NAME, GROUPS, BLOCK_OCTETS, ...)                                                  \
     extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) NAME(const __grid_constant__ MatmulParams p) { \
-        skinny_matmul<WEIGHTS, GROUPS>(p);                                                                     \
+        skinny_matmul<__VA_ARGS__, GROUPS, BLOCK_OCTETS>(p);                                                   \
     }
