@@ -9,11 +9,16 @@ template <bool IS_EXACT>
 struct W12Weights {
     static constexpr u32 PLANE8_BYTES = TILE_CHANNELS * TILE_COLUMNS;
     static constexpr u32 PLANE4_BYTES = PLANE8_BYTES / 2;
-    static constexpr u32 SLOT_BYTES = IS_EXACT ? PLANE8_BYTES + PLANE4_BYTES : PLANE8_BYTES;
+    static constexpr u32 TILE_BYTES = IS_EXACT ? PLANE8_BYTES + PLANE4_BYTES : PLANE8_BYTES;
 
-    static __device__ __forceinline__ void copy(const MatmulParams& p, u64 tile, u32 slot, u32 barrier, u64 policy, u32 lane) {
-        copy_async<PLANE8_BYTES>(slot, p.plane8 + tile * PLANE8_BYTES, barrier, policy, lane);
-        if (IS_EXACT) copy_async<PLANE4_BYTES>(slot + PLANE8_BYTES, p.plane4 + tile * PLANE4_BYTES, barrier, policy, lane);
+    // A slot holds the slice's 8-bit planes, then its 4-bit planes.
+    static __device__ __forceinline__ void copy(const MatmulParams& p, u64 tile, u32 num_tiles, u32 slot, u32 barrier,
+                                                u64 policy, u32 lane) {
+        copy_async(slot, p.plane8 + tile * PLANE8_BYTES, num_tiles * PLANE8_BYTES, barrier, policy, lane);
+        if (IS_EXACT) {
+            copy_async(slot + p.slice_tiles * PLANE8_BYTES, p.plane4 + tile * PLANE4_BYTES, num_tiles * PLANE4_BYTES, barrier,
+                       policy, lane);
+        }
     }
 
     // What a warp knows of the channels and escapes of its slices, loaded one slice ahead of its use, starts two.
@@ -83,21 +88,29 @@ struct W12Weights {
             bases.high = (base_words >> 16) * 0x00800080u;
         }
 
-        __device__ __forceinline__ void load(const MatmulParams& p, u32 slot, u32 j, u32 lane, u32 (&a)[4][4]) {
-            const uint4 u = load_shared_16(slot + lane * 16);
-            const uint4 v = load_shared_16(slot + 512 + lane * 16);
-            const uint4 x = IS_EXACT ? load_shared_16(slot + PLANE8_BYTES + lane * 16)
-                                     : make_uint4(0x88888888, 0x88888888, 0x88888888, 0x88888888);
-            decode_w12(u.x, v.x, x.x, bases, a[0]);
-            decode_w12(u.y, v.y, x.y, bases, a[1]);
-            decode_w12(u.z, v.z, x.z, bases, a[2]);
-            decode_w12(u.w, v.w, x.w, bases, a[3]);
+        struct Raw {
+            uint4 u, v, x;
+        };
+
+        __device__ __forceinline__ Raw load(const MatmulParams& p, u32 slot, u32 j, u32 lane) const {
+            const u32 plane8 = slot + j * PLANE8_BYTES + lane * 16;
+            const u32 plane4 = slot + p.slice_tiles * PLANE8_BYTES + j * PLANE4_BYTES + lane * 16;
+            return {load_shared_16(plane8), load_shared_16(plane8 + 512),
+                    IS_EXACT ? load_shared_16(plane4) : make_uint4(0x88888888, 0x88888888, 0x88888888, 0x88888888)};
+        }
+
+        __device__ __forceinline__ void decode(const MatmulParams& p, const Raw& raw, u32 j, u32 lane, u32 (&a)[4][4]) {
+            decode_w12(raw.u.x, raw.v.x, raw.x.x, bases, a[0]);
+            decode_w12(raw.u.y, raw.v.y, raw.x.y, bases, a[1]);
+            decode_w12(raw.u.z, raw.v.z, raw.x.z, bases, a[2]);
+            decode_w12(raw.u.w, raw.v.w, raw.x.w, bases, a[3]);
             if (has_escapes >> j & 1) patch(p, j, lane, a);
         }
 
         __device__ __forceinline__ void patch(const MatmulParams& p, u32 j, u32 lane, u32 (&a)[4][4]) {
             const u32 first = __shfl_sync(0xFFFFFFFF, starts, 0);
             const u32 end = __shfl_sync(0xFFFFFFFF, starts, j + 1);
+#pragma unroll 1
             for (u32 i = __shfl_sync(0xFFFFFFFF, starts, j); i < end; i++) {
                 const u32 held = i - first;
                 const u32 entry = held < WARP_LANES ? __shfl_sync(0xFFFFFFFF, entries, held) : __ldg(p.escapes + i);

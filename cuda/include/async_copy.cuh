@@ -69,21 +69,18 @@ __device__ __forceinline__ void copy_begin(u32 barrier, u32 num_bytes, u32 lane)
 #endif
 }
 
-// Copies NUM_BYTES, a multiple of 512; both addresses are multiples of 16. Called by the whole warp.
-template <u32 NUM_BYTES>
-__device__ __forceinline__ void copy_async(u32 to, const u8* from, u32 barrier, u64 policy, u32 lane) {
+// Copies a multiple of 512 bytes; both addresses are multiples of 16. Called by the whole warp.
+__device__ __forceinline__ void copy_async(u32 to, const u8* from, u32 num_bytes, u32 barrier, u64 policy, u32 lane) {
 #if __CUDA_ARCH__ >= 900
     if (lane == 0) {
         asm volatile(
             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
-            "l"(from), "n"(NUM_BYTES), "r"(barrier), "l"(policy)
+            "l"(from), "r"(num_bytes), "r"(barrier), "l"(policy)
             : "memory");
     }
 #else
-#pragma unroll
-    for (u32 i = 0; i < NUM_BYTES; i += 512) {
-        asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to + i + lane * 16),
-                     "l"(from + i + lane * 16), "l"(policy)
+    for (u32 i = lane * 16; i < num_bytes; i += 512) {
+        asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to + i), "l"(from + i), "l"(policy)
                      : "memory");
     }
 #endif

@@ -22,7 +22,7 @@ constexpr u32 BLOCK_THREADS = SLICES * WARP_LANES;
 constexpr u32 TILE_CHANNELS = 16;
 constexpr u32 TILE_COLUMNS = 64;
 constexpr u32 SUM_STRIDE = 20;        // floats between the rows of a slice sum: no two lanes meet in a bank
-constexpr u32 SUM_BUFFERS = 4;            // octets whose slice sums wait to be added
+constexpr u32 SUM_BUFFERS = 2;            // units whose slice sums wait to be added
 
 // Arguments of every kernel of this family; mirrored by the launcher.
 struct MatmulParams {
@@ -40,7 +40,8 @@ struct MatmulParams {
     u32 in_features;
     u32 num_octets;            // a power of two
     u32 log2_slices;           // of SLICES * num_octets
-    u32 ring_slots;            // super-tiles of a warp's ring
+    u32 slice_tiles;           // super-tiles of the longest slice: size of a ring slot
+    u32 ring_slots;            // slices of a warp's ring
     u32 adds_to_output;        // y = y + sum
 };
 
@@ -100,49 +101,68 @@ __device__ __forceinline__ void load_slice_rows(const MatmulParams& p, SliceSpan
 }
 
 // Shared memory: rings, then slice sums, then barriers. The launcher computes the same size.
-template <class Weights, u32 GROUPS>
+template <class Weights, u32 GROUPS, u32 BLOCK_OCTETS>
 struct SharedLayout {
     static constexpr u32 SLICE_SUM_BYTES = GROUPS * 8 * SUM_STRIDE * 4;
-    u32 ring, sums, ring_full, sums_full, sums_empty;
+    static constexpr u32 BUFFERS = SUM_BUFFERS * BLOCK_OCTETS;
+    u32 slot_bytes, ring, sums, ring_full, sums_full, sums_empty;
 
-    __device__ __forceinline__ SharedLayout(u32 start, u32 ring_slots) {
+    __device__ __forceinline__ SharedLayout(const MatmulParams& p, u32 start) {
+        slot_bytes = p.slice_tiles * Weights::TILE_BYTES;
         ring = start;
-        sums = ring + SLICES * ring_slots * Weights::SLOT_BYTES;
-        ring_full = sums + SUM_BUFFERS * SLICES * SLICE_SUM_BYTES;
-        sums_full = ring_full + SLICES * ring_slots * 8;
-        sums_empty = sums_full + SUM_BUFFERS * 8;
+        sums = ring + SLICES * p.ring_slots * slot_bytes;
+        ring_full = sums + BUFFERS * SLICES * SLICE_SUM_BYTES;
+        sums_full = ring_full + SLICES * p.ring_slots * 8;
+        sums_empty = sums_full + BUFFERS * 8;
     }
 };
 
-// A warp's ring: asks for the super-tiles of its run in order, as far ahead as there are slots.
+// A warp's ring: asks for the slices of its run in order, as far ahead as there are slots.
 template <class Weights, u32 BLOCK_OCTETS>
 struct WeightRing {
     const MatmulParams& p;
     const u32 k_tiles, num_tiles, slice, lane;
-    const u32 slots_start, barriers_start;
+    const u32 slots_start, slot_bytes, barriers_start;
     u64 policy;
     UnitCursor next;
     u32 octet;  // of the group
-    SliceSpan span;
-    u32 units_left, step;
+    u32 units_left;
 
     __device__ __forceinline__ void ask(u32 slot) {
         if (units_left == 0) return;
         const u32 barrier = barriers_start + slot * 8;
-        const u64 tile = static_cast<u64>(next.tile) * k_tiles + span.first + step;
-        copy_begin(barrier, Weights::SLOT_BYTES, lane);
-        Weights::copy(p, tile, slots_start + slot * Weights::SLOT_BYTES, barrier, policy, lane);
+        const SliceSpan span = slice_span(p, k_tiles, next.group * BLOCK_OCTETS + octet, slice);
+        const u64 tile = static_cast<u64>(next.tile) * k_tiles + span.first;
+        copy_begin(barrier, span.len * Weights::TILE_BYTES, lane);
+        Weights::copy(p, tile, span.len, slots_start + slot * slot_bytes, barrier, policy, lane);
         copy_end(barrier);
-        if (++step < span.len) return;
-        step = 0;
-        if (++octet == BLOCK_OCTETS) {
-            octet = 0;
-            units_left--;
-            next.advance(num_tiles);
-        }
-        span = slice_span(p, k_tiles, next.group * BLOCK_OCTETS + octet, slice);
+        if (++octet < BLOCK_OCTETS) return;
+        octet = 0;
+        units_left--;
+        next.advance(num_tiles);
     }
 };
+
+// The sums of a slice of LEN super-tiles that lie at `slot`.
+template <u32 LEN, class Weights, u32 GROUPS>
+__device__ __forceinline__ void multiply_slice(const MatmulParams& p, Weights& weights, u32 slot, u32 lane,
+                                               const SliceRows<GROUPS>& rows, float (&sums)[GROUPS][4]) {
+    typename Weights::Raw raw = weights.load(p, slot, 0, lane);
+#pragma unroll
+    for (u32 j = 0; j < LEN; j++) {
+        const typename Weights::Raw current = raw;
+        if (j + 1 < LEN) raw = weights.load(p, slot, j + 1, lane);
+        u32 a[4][4];
+        weights.decode(p, current, j, lane, a);
+#pragma unroll
+        for (u32 fragment = 0; fragment < 4; fragment++) {
+#pragma unroll
+            for (u32 group = 0; group < GROUPS; group++) {
+                mma_m16n8k16(sums[group], a[fragment], rows[j][fragment][group][0], rows[j][fragment][group][1]);
+            }
+        }
+    }
+}
 
 __device__ __forceinline__ void add_to(float4& sum, float4 value) {
     sum.x += value.x, sum.y += value.y, sum.z += value.z, sum.w += value.w;
@@ -170,11 +190,11 @@ __device__ __forceinline__ void store_channels(const MatmulParams& p, u32 row, u
 }
 
 // Hands a warp's sums of the block's octet number `index` over.
-template <class Weights, u32 GROUPS>
-__device__ __forceinline__ void leave_slice_sums(const SharedLayout<Weights, GROUPS>& shared, u32 index, u32 slice, u32 lane,
+template <class Weights, u32 GROUPS, u32 BLOCK_OCTETS>
+__device__ __forceinline__ void leave_slice_sums(const SharedLayout<Weights, GROUPS, BLOCK_OCTETS>& shared, u32 index, u32 slice, u32 lane,
                                                  const float (&sums)[GROUPS][4]) {
-    const u32 buffer = index % SUM_BUFFERS;
-    barrier_wait(shared.sums_empty + buffer * 8, (index / SUM_BUFFERS & 1) ^ 1);
+    const u32 buffer = index % shared.BUFFERS;
+    barrier_wait(shared.sums_empty + buffer * 8, (index / shared.BUFFERS & 1) ^ 1);
     const u32 to = shared.sums + (buffer * SLICES + slice) * shared.SLICE_SUM_BYTES;
     const u32 channel = lane / 4, token = lane % 4 * 2;
 #pragma unroll
@@ -190,11 +210,11 @@ __device__ __forceinline__ void leave_slice_sums(const SharedLayout<Weights, GRO
 }
 
 // Adds the eight slice sums of the block's octet number `index`.
-template <class Weights, u32 GROUPS>
-__device__ __forceinline__ void add_slices(const SharedLayout<Weights, GROUPS>& shared, u32 index, u32 lane,
+template <class Weights, u32 GROUPS, u32 BLOCK_OCTETS>
+__device__ __forceinline__ void add_slices(const SharedLayout<Weights, GROUPS, BLOCK_OCTETS>& shared, u32 index, u32 lane,
                                            float4 (&sums)[GROUPS]) {
-    const u32 buffer = index % SUM_BUFFERS;
-    barrier_wait(shared.sums_full + buffer * 8, index / SUM_BUFFERS & 1);
+    const u32 buffer = index % shared.BUFFERS;
+    barrier_wait(shared.sums_full + buffer * 8, index / shared.BUFFERS & 1);
 #pragma unroll
     for (u32 group = 0; group < GROUPS; group++) {
         const u32 place = (group * 8 + lane / 4) * SUM_STRIDE + lane % 4 * 4;
@@ -213,13 +233,13 @@ __device__ __forceinline__ void add_slices(const SharedLayout<Weights, GROUPS>& 
 
 // Finishes the block's unit `index`: to the output if the block holds all octets, else to global memory.
 template <class Weights, u32 GROUPS, u32 BLOCK_OCTETS>
-__device__ __forceinline__ void finish_unit(const MatmulParams& p, const SharedLayout<Weights, GROUPS>& shared, u32 index,
+__device__ __forceinline__ void finish_unit(const MatmulParams& p, const SharedLayout<Weights, GROUPS, BLOCK_OCTETS>& shared, u32 index,
                                             UnitCursor unit, u32 lane) {
     float4 total[GROUPS];
 #pragma unroll
     for (u32 octet = 0; octet < BLOCK_OCTETS; octet++) {
         float4 sums[GROUPS];
-        add_slices<Weights, GROUPS>(shared, index * BLOCK_OCTETS + octet, lane, sums);
+        add_slices<Weights, GROUPS, BLOCK_OCTETS>(shared, index * BLOCK_OCTETS + octet, lane, sums);
         const u64 place = static_cast<u64>(unit.tile) * p.num_octets + unit.group * BLOCK_OCTETS + octet;
 #pragma unroll
         for (u32 group = 0; group < GROUPS; group++) {
@@ -270,7 +290,7 @@ __device__ __forceinline__ void add_octets(const MatmulParams& p, u32 num_tiles)
 }
 
 template <class Weights, u32 GROUPS, u32 BLOCK_OCTETS>
-__device__ __forceinline__ void stream_units(const MatmulParams& p, const SharedLayout<Weights, GROUPS>& shared, u32 slice,
+__device__ __forceinline__ void stream_units(const MatmulParams& p, const SharedLayout<Weights, GROUPS, BLOCK_OCTETS>& shared, u32 slice,
                                              u32 lane, u32 first_unit, u32 num_units, u32 k_tiles, u32 num_tiles) {
     UnitCursor unit(first_unit, num_tiles);
     SliceSpan spans[BLOCK_OCTETS];
@@ -279,9 +299,9 @@ __device__ __forceinline__ void stream_units(const MatmulParams& p, const Shared
         spans[octet] = slice_span(p, k_tiles, unit.group * BLOCK_OCTETS + octet, slice);
     }
     WeightRing<Weights, BLOCK_OCTETS> ring{p, k_tiles, num_tiles, slice, lane,
-                                           shared.ring + slice * p.ring_slots * Weights::SLOT_BYTES,
+                                           shared.ring + slice * p.ring_slots * shared.slot_bytes, shared.slot_bytes,
                                            shared.ring_full + slice * p.ring_slots * 8,
-                                           read_once_policy(), unit, 0, spans[0], num_units, 0};
+                                           read_once_policy(), unit, 0, num_units};
     for (u32 slot = 0; slot < p.ring_slots; slot++) ring.ask(slot);
     typename Weights::template Context<BLOCK_OCTETS> weights(p, unit, spans[0], num_units, k_tiles, num_tiles, slice, lane);
     launch_dependents();
@@ -305,28 +325,22 @@ __device__ __forceinline__ void stream_units(const MatmulParams& p, const Shared
             for (u32 octet = 0; octet < BLOCK_OCTETS; octet++) {
                 float sums[GROUPS][4] = {};
                 weights.begin_slice(p, k_tiles, num_tiles, slice, lane);
-#pragma unroll
-                for (u32 j = 0; j < MAX_SLICE_TILES; j++) {
-                    if (j < spans[octet].len) {
-                        barrier_wait(ring.barriers_start + slot * 8, parity);
-                        __syncwarp();
-                        u32 a[4][4];
-                        weights.load(p, ring.slots_start + slot * Weights::SLOT_BYTES, j, lane, a);
-#pragma unroll
-                        for (u32 fragment = 0; fragment < 4; fragment++) {
-#pragma unroll
-                            for (u32 group = 0; group < GROUPS; group++) {
-                                mma_m16n8k16(sums[group], a[fragment], rows[octet][j][fragment][group][0],
-                                             rows[octet][j][fragment][group][1]);
-                            }
-                        }
-                        // The slot's bytes are in registers, and used: it may be written again.
-                        __syncwarp();
-                        ring.ask(slot);
-                        if (++slot == p.ring_slots) slot = 0, parity ^= 1;
-                    }
+const u32 at = ring.slots_start + slot * shared.slot_bytes;
+                barrier_wait(ring.barriers_start + slot * 8, parity);
+                __syncwarp();
+                switch (spans[octet].len) {
+                    case 5: multiply_slice<5>(p, weights, at, lane, rows[octet], sums); break;
+                    case 4: multiply_slice<4>(p, weights, at, lane, rows[octet], sums); break;
+                    case 3: multiply_slice<3>(p, weights, at, lane, rows[octet], sums); break;
+                    case 2: multiply_slice<2>(p, weights, at, lane, rows[octet], sums); break;
+                    case 1: multiply_slice<1>(p, weights, at, lane, rows[octet], sums); break;
+                    default: break;
                 }
-                leave_slice_sums<Weights, GROUPS>(shared, i * BLOCK_OCTETS + octet, slice, lane, sums);
+                // The slot's bytes are in registers, and used: it may be written again.
+                __syncwarp();
+                ring.ask(slot);
+                if (++slot == p.ring_slots) slot = 0, parity ^= 1;
+                leave_slice_sums<Weights, GROUPS, BLOCK_OCTETS>(shared, i * BLOCK_OCTETS + octet, slice, lane, sums);
             }
         }
         if (i > 0) {
@@ -339,7 +353,7 @@ __device__ __forceinline__ void stream_units(const MatmulParams& p, const Shared
 template <class Weights, u32 GROUPS, u32 BLOCK_OCTETS>
 __device__ __forceinline__ void skinny_matmul(const MatmulParams& p) {
     extern __shared__ __align__(128) u8 shared_bytes[];
-    const SharedLayout<Weights, GROUPS> shared(shared_address(shared_bytes), p.ring_slots);
+    const SharedLayout<Weights, GROUPS, BLOCK_OCTETS> shared(p, shared_address(shared_bytes));
     // Taken from one lane, so that the compiler knows that a warp agrees on it.
     const u32 warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / WARP_LANES, 0), lane = threadIdx.x % WARP_LANES;
     const u32 k_tiles = (p.in_features + TILE_COLUMNS - 1) / TILE_COLUMNS;
@@ -350,7 +364,7 @@ __device__ __forceinline__ void skinny_matmul(const MatmulParams& p) {
     for (u32 slot = lane; slot < p.ring_slots; slot += WARP_LANES) {
         barrier_init(shared.ring_full + (warp * p.ring_slots + slot) * 8, COPY_ARRIVALS);
     }
-    if (threadIdx.x < SUM_BUFFERS) {
+    if (threadIdx.x < shared.BUFFERS) {
         barrier_init(shared.sums_full + lane * 8, SLICES);
         barrier_init(shared.sums_empty + lane * 8, 1);
     }
