@@ -16,6 +16,7 @@ struct Bf16Weights {
         };
 
         __device__ __forceinline__ Context(const MatmulParams&, UnitCursor, SliceSpan, u32, u32, u32, u32, u32) {}
+        __device__ __forceinline__ void begin(const MatmulParams&, u32) {}
         __device__ __forceinline__ void begin_slice(const MatmulParams&, u32, u32, u32, u32) {}
 
         __device__ __forceinline__ Raw load(const MatmulParams&, u32 slot, u32 j, u32 lane) const {

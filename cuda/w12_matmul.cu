@@ -38,10 +38,14 @@ struct W12Weights {
             : ahead(unit), ahead_span(span), octet_ahead(0), units_ahead(num_units) {
             next_base_words = load_bases(p, lane);
             next_starts = load_starts(p, k_tiles, lane);
-            next_entries = load_entries(p, next_starts, lane);
             step_ahead(p, k_tiles, num_tiles, slice);
             second_next_starts = load_starts(p, k_tiles, lane);
             second_next_base_words = load_bases(p, lane);
+        }
+
+        // What needs the first loads' results; called after other loads are under way.
+        __device__ __forceinline__ void begin(const MatmulParams& p, u32 lane) {
+            next_entries = load_entries(p, next_starts, lane);
         }
 
         __device__ __forceinline__ void step_ahead(const MatmulParams& p, u32 k_tiles, u32 num_tiles, u32 slice) {

@@ -60,12 +60,17 @@ __device__ __forceinline__ u64 read_once_policy() {
     return policy;
 }
 
+// Arrives, and makes the phase wait for `num_bytes` besides.
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 num_bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(num_bytes) : "memory");
+#endif
+}
+
 // Says how many bytes the copies that follow will bring. Called by the whole warp.
 __device__ __forceinline__ void copy_begin(u32 barrier, u32 num_bytes, u32 lane) {
 #if __CUDA_ARCH__ >= 900
-    if (lane == 0) {
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(num_bytes) : "memory");
-    }
+    if (lane == 0) barrier_expect(barrier, num_bytes);
 #endif
 }
 
@@ -90,6 +95,56 @@ __device__ __forceinline__ void copy_async(u32 to, const u8* from, u32 num_bytes
 __device__ __forceinline__ void copy_end(u32 barrier) {
 #if __CUDA_ARCH__ < 900
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+#endif
+}
+
+// Blocks of a cluster reach into each other's shared memory. Before sm_90 there are no clusters and none of this is called.
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// As barrier_wait, where other blocks of the cluster may have completed the phase.
+__device__ __forceinline__ void barrier_wait_cluster(u32 barrier, u32 parity) {
+#if __CUDA_ARCH__ >= 900
+    u32 done;
+    do {
+        asm volatile(
+            "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+            : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+    } while (!done);
+#endif
+}
+
+// The address in block `rank` of the cluster of what lies at `address` here.
+__device__ __forceinline__ u32 address_in_block(u32 address, u32 rank) {
+    u32 remote = address;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+#endif
+    return remote;
+}
+
+// Stores 16 bytes in another block, counted there on a barrier of that block.
+__device__ __forceinline__ void store_in_block(u32 remote, float4 value, u32 remote_barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(remote),
+        "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(remote_barrier)
+        : "memory");
+#endif
+}
+
+__device__ __forceinline__ void barrier_arrive_in_block(u32 remote_barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote_barrier) : "memory");
 #endif
 }
 

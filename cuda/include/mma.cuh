@@ -24,3 +24,12 @@ __device__ __forceinline__ u32 pack_bf16(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
     return packed;
 }
+
+__device__ __forceinline__ float4 load_shared_float4(u32 address) {
+    const uint4 bits = load_shared_16(address);
+    return {__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z), __uint_as_float(bits.w)};
+}
+
+__device__ __forceinline__ void add_to(float4& sum, float4 value) {
+    sum.x += value.x, sum.y += value.y, sum.z += value.z, sum.w += value.w;
+}
