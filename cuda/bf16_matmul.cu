@@ -1,25 +1,22 @@
-// BF16 weights times 1..32 rows, in the order of skinny_matmul.cuh.
+// BF16 weights times 1..32 rows, in the order of slice_sums.cuh.
 #include "skinny_matmul.cuh"
 
 struct Bf16Weights {
     static constexpr u32 TILE_BYTES = TILE_CHANNELS * TILE_COLUMNS * 2;
+    static constexpr u32 NOTE_BYTES = 0;
+    static constexpr u32 STORED_TILE_BYTES = TILE_BYTES;
 
-    static __device__ __forceinline__ void copy(const MatmulParams& p, u64 tile, u32 num_tiles, u32 slot, u32 barrier,
-                                                u64 policy, u32 lane) {
-        copy_async(slot, p.plane8 + tile * TILE_BYTES, num_tiles * TILE_BYTES, barrier, policy, lane);
-    }
+    struct Raw {
+        uint4 fragments[4];
+    };
 
-    template <u32 BLOCK_OCTETS>
-    struct Context {
-        struct Raw {
-            uint4 fragments[4];
-        };
+    // A slice that has arrived.
+    struct Slice {
+        const u32 slot, lane;
 
-        __device__ __forceinline__ Context(const MatmulParams&, UnitCursor, SliceSpan, u32, u32, u32, u32, u32) {}
-        __device__ __forceinline__ void begin(const MatmulParams&, u32) {}
-        __device__ __forceinline__ void begin_slice(const MatmulParams&, u32, u32, u32, u32) {}
+        __device__ __forceinline__ Slice(const MatmulParams&, u32 at, u32, u32 lane_index) : slot(at), lane(lane_index) {}
 
-        __device__ __forceinline__ Raw load(const MatmulParams&, u32 slot, u32 j, u32 lane) const {
+        __device__ __forceinline__ Raw load(u32 j) const {
             Raw raw;
 #pragma unroll
             for (u32 fragment = 0; fragment < 4; fragment++) {
@@ -28,7 +25,7 @@ struct Bf16Weights {
             return raw;
         }
 
-        __device__ __forceinline__ void decode(const MatmulParams&, const Raw& raw, u32, u32, u32 (&a)[4][4]) const {
+        __device__ __forceinline__ void decode(const Raw& raw, u32, u32 (&a)[4][4]) const {
 #pragma unroll
             for (u32 fragment = 0; fragment < 4; fragment++) {
                 const uint4 r = raw.fragments[fragment];

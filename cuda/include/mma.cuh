@@ -18,6 +18,18 @@ __device__ __forceinline__ uint4 load_shared_16(u32 address) {
     return value;
 }
 
+__device__ __forceinline__ u32 load_shared_u32(u32 address) {
+    u32 value;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ u32 load_shared_u8(u32 address) {
+    u32 value;
+    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+    return value;
+}
+
 // Two floats to two BF16, `low` in the low half, to nearest even.
 __device__ __forceinline__ u32 pack_bf16(float low, float high) {
     u32 packed;

@@ -7,24 +7,27 @@ template <class Weights, u32 GROUPS, u32 BLOCK_OCTETS>
 __device__ __forceinline__ void stream_units(const MatmulParams& p, const SharedLayout<Weights, GROUPS, BLOCK_OCTETS>& shared, u32 slice,
                                              u32 lane, u32 first_unit, u32 num_units, u32 k_tiles, u32 num_tiles) {
     UnitCursor unit(first_unit, num_tiles);
+    WeightRing<Weights, BLOCK_OCTETS> ring{p, k_tiles, num_tiles, slice, lane,
+                                           shared.ring + slice * p.ring_slots * shared.slot_bytes, shared.slot_bytes,
+                                           shared.ring_full + slice * p.ring_slots * 8,
+                                           read_once_policy(), unit, {}, {}, num_units};
+    ring.find_slices();
     SliceSpan spans[BLOCK_OCTETS];
 #pragma unroll
     for (u32 octet = 0; octet < BLOCK_OCTETS; octet++) {
         spans[octet] = slice_span(p, k_tiles, unit.group * BLOCK_OCTETS + octet, slice);
     }
-    WeightRing<Weights, BLOCK_OCTETS> ring{p, k_tiles, num_tiles, slice, lane,
-                                           shared.ring + slice * p.ring_slots * shared.slot_bytes, shared.slot_bytes,
-                                           shared.ring_full + slice * p.ring_slots * 8,
-                                           read_once_policy(), unit, 0, num_units};
-    for (u32 slot = 0; slot < p.ring_slots; slot++) ring.ask(slot);
-    typename Weights::template Context<BLOCK_OCTETS> weights(p, unit, spans[0], num_units, k_tiles, num_tiles, slice, lane);
+    u32 asked = 0;  // octet of the group to ask for next
+    for (u32 slot = 0; slot < p.ring_slots; slot++) {
+        ring.ask(slot, asked);
+        asked = (asked + 1) % BLOCK_OCTETS;
+    }
     launch_dependents();
     wait_for_predecessors();
 
     SliceRows<GROUPS> rows[BLOCK_OCTETS];
 #pragma unroll
     for (u32 octet = 0; octet < BLOCK_OCTETS; octet++) load_slice_rows<GROUPS>(p, spans[octet], k_tiles, lane, rows[octet]);
-    weights.begin(p, lane);
     if (p.cluster_blocks > 1) cluster_wait();
     u32 slot = 0, parity = 0;
     UnitCursor finished = unit, owned = unit;
@@ -41,21 +44,22 @@ __device__ __forceinline__ void stream_units(const MatmulParams& p, const Shared
 #pragma unroll
             for (u32 octet = 0; octet < BLOCK_OCTETS; octet++) {
                 float sums[GROUPS][4] = {};
-                weights.begin_slice(p, k_tiles, num_tiles, slice, lane);
                 const u32 at = ring.slots_start + slot * shared.slot_bytes;
                 barrier_wait(ring.barriers_start + slot * 8, parity);
                 __syncwarp();
+                const typename Weights::Slice arrived(p, at, spans[octet].len, lane);
                 switch (spans[octet].len) {
-                    case 5: multiply_slice<5>(p, weights, at, lane, rows[octet], sums); break;
-                    case 4: multiply_slice<4>(p, weights, at, lane, rows[octet], sums); break;
-                    case 3: multiply_slice<3>(p, weights, at, lane, rows[octet], sums); break;
-                    case 2: multiply_slice<2>(p, weights, at, lane, rows[octet], sums); break;
-                    case 1: multiply_slice<1>(p, weights, at, lane, rows[octet], sums); break;
+                    case 5: multiply_slice<5, Weights>(arrived, rows[octet], sums); break;
+                    case 4: multiply_slice<4, Weights>(arrived, rows[octet], sums); break;
+                    case 3: multiply_slice<3, Weights>(arrived, rows[octet], sums); break;
+                    case 2: multiply_slice<2, Weights>(arrived, rows[octet], sums); break;
+                    case 1: multiply_slice<1, Weights>(arrived, rows[octet], sums); break;
                     default: break;
                 }
                 // The slot's bytes are in registers, and used: it may be written again.
                 __syncwarp();
-                ring.ask(slot);
+                ring.ask(slot, asked);
+                asked = (asked + 1) % BLOCK_OCTETS;
                 if (++slot == p.ring_slots) slot = 0, parity ^= 1;
                 leave_slice_sums<Weights, GROUPS, BLOCK_OCTETS>(shared, i * BLOCK_OCTETS + octet, slice, lane, sums);
             }

@@ -25,9 +25,7 @@ constexpr u32 SUM_BUFFERS = 2;            // units whose slice sums wait to be a
 
 // Arguments of every kernel of this family; mirrored by the launcher.
 struct MatmulParams {
-    const u8* plane8;          // W12: U and V words, 1024 B a super-tile. BF16: fragments, 2048 B a super-tile
-    const u8* plane4;          // W12: X words, 512 B a super-tile
-    const u8* bases;           // W12: exponent base of every channel of the padded matrix
+    const u8* weights;         // [tiles][slices]: a slice's note, then its super-tiles
     const u32* escape_starts;  // W12: first escape of every super-tile, and the end
     const u32* escapes;
     const u16* x;              // [num_rows][in_features padded to 64] BF16, zero in the padding
@@ -86,13 +84,12 @@ __device__ __forceinline__ void load_slice_rows(const MatmulParams& p, SliceSpan
     for (u32 j = 0; j < MAX_SLICE_TILES; j++) {
 #pragma unroll
         for (u32 group = 0; group < GROUPS; group++) {
-            const u32 row = group * 8 + token;
-            uint4 low = {}, high = {};
-            if (j < span.len && row < p.num_rows) {
-                const u32 column = (span.first + j) * TILE_COLUMNS + quad * 16;
-                const uint4* from = reinterpret_cast<const uint4*>(p.x + static_cast<u64>(row) * k_tiles * TILE_COLUMNS + column);
-                low = from[0], high = from[1];
-            }
+            // Where there is no such row or super-tile any other will do: nobody looks at what comes of it.
+            const u32 row = min(group * 8 + token, p.num_rows - 1);
+            const u32 tile = min(span.first + j, k_tiles - 1);
+            const u64 first = (static_cast<u64>(row) * k_tiles + tile) * TILE_COLUMNS + quad * 16;
+            const uint4* from = reinterpret_cast<const uint4*>(p.x + first);
+            const uint4 low = from[0], high = from[1];
             rows[j][0][group][0] = low.x, rows[j][0][group][1] = low.y;
             rows[j][1][group][0] = low.z, rows[j][1][group][1] = low.w;
             rows[j][2][group][0] = high.x, rows[j][2][group][1] = high.y;
@@ -110,7 +107,7 @@ struct SharedLayout {
     u32 slot_bytes, ring, sums, inbox, ring_full, sums_full, sums_empty, inbox_full, inbox_free;
 
     __device__ __forceinline__ SharedLayout(const MatmulParams& p, u32 start) {
-        slot_bytes = p.slice_tiles * Weights::TILE_BYTES;
+        slot_bytes = Weights::NOTE_BYTES + p.slice_tiles * Weights::TILE_BYTES;
         ring = start;
         sums = ring + SLICES * p.ring_slots * slot_bytes;
         inbox = sums + BUFFERS * SLICES * SLICE_SUM_BYTES;
@@ -130,35 +127,56 @@ struct WeightRing {
     const u32 slots_start, slot_bytes, barriers_start;
     u64 policy;
     UnitCursor next;
-    u32 octet;  // of the group
+    const u8* from[BLOCK_OCTETS];  // the next unit's slices
+    u32 num_bytes[BLOCK_OCTETS];
     u32 units_left;
 
-    __device__ __forceinline__ void ask(u32 slot) {
+    __device__ __forceinline__ u64 tile_stride() const {
+        return static_cast<u64>(k_tiles) * Weights::STORED_TILE_BYTES + p.num_octets * SLICES * Weights::NOTE_BYTES;
+    }
+
+    __device__ __forceinline__ void find_slices() {
+#pragma unroll
+        for (u32 i = 0; i < BLOCK_OCTETS; i++) {
+            const u32 octet = next.group * BLOCK_OCTETS + i;
+            const SliceSpan span = slice_span(p, k_tiles, octet, slice);
+            from[i] = p.weights + next.tile * tile_stride() + span.first * Weights::STORED_TILE_BYTES +
+                      (octet * SLICES + slice) * Weights::NOTE_BYTES;
+            num_bytes[i] = Weights::NOTE_BYTES + span.len * Weights::TILE_BYTES;
+        }
+    }
+
+    // Asks for the slice of octet number `octet` of the next unit's group; octets come in turn.
+    __device__ __forceinline__ void ask(u32 slot, u32 octet) {
         if (units_left == 0) return;
         const u32 barrier = barriers_start + slot * 8;
-        const SliceSpan span = slice_span(p, k_tiles, next.group * BLOCK_OCTETS + octet, slice);
-        const u64 tile = static_cast<u64>(next.tile) * k_tiles + span.first;
-        copy_begin(barrier, span.len * Weights::TILE_BYTES, lane);
-        Weights::copy(p, tile, span.len, slots_start + slot * slot_bytes, barrier, policy, lane);
+        const bool is_first = octet == 0;
+        const u32 bytes = is_first ? num_bytes[0] : num_bytes[BLOCK_OCTETS - 1];
+        copy_begin(barrier, bytes, lane);
+        copy_async(slots_start + slot * slot_bytes, is_first ? from[0] : from[BLOCK_OCTETS - 1], bytes, barrier, policy, lane);
         copy_end(barrier);
-        if (++octet < BLOCK_OCTETS) return;
-        octet = 0;
+        if (octet + 1 < BLOCK_OCTETS) return;
         units_left--;
-        next.advance(num_tiles);
+        if (next.advance(num_tiles)) {
+            find_slices();
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < BLOCK_OCTETS; i++) from[i] += tile_stride();
+        }
     }
 };
 
-// The sums of a slice of LEN super-tiles that lie at `slot`.
+// The sums of a slice of LEN super-tiles that has arrived.
 template <u32 LEN, class Weights, u32 GROUPS>
-__device__ __forceinline__ void multiply_slice(const MatmulParams& p, Weights& weights, u32 slot, u32 lane,
-                                               const SliceRows<GROUPS>& rows, float (&sums)[GROUPS][4]) {
-    typename Weights::Raw raw = weights.load(p, slot, 0, lane);
+__device__ __forceinline__ void multiply_slice(const typename Weights::Slice& slice, const SliceRows<GROUPS>& rows,
+                                               float (&sums)[GROUPS][4]) {
+    typename Weights::Raw next = slice.load(0);
 #pragma unroll
     for (u32 j = 0; j < LEN; j++) {
-        const typename Weights::Raw current = raw;
-        if (j + 1 < LEN) raw = weights.load(p, slot, j + 1, lane);
+        const typename Weights::Raw raw = next;
+        if (j + 1 < LEN) next = slice.load(j + 1);
         u32 a[4][4];
-        weights.decode(p, current, j, lane, a);
+        slice.decode(raw, j, a);
 #pragma unroll
         for (u32 fragment = 0; fragment < 4; fragment++) {
 #pragma unroll
