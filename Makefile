@@ -8,8 +8,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# One profile everywhere, so that dependencies are compiled once. Tests and benches leave the binding out: they need
-# no interpreter then, and pyo3 is not rebuilt each time cargo follows maturin or the other way round.
+# One profile everywhere. Tests and benches leave the binding out: they need no interpreter then, and pyo3 is not
+# rebuilt each time cargo follows maturin or the other way round. The price: dependencies whose features the binding
+# widens (candle among them) are compiled twice, once with it and once without.
 CARGO_FLAGS := --release
 SOURCES := Cargo.toml Cargo.lock pyproject.toml README.md \
 	$(shell find rust python/specpilot_rs -type f ! -name '*.so' ! -path '*/__pycache__/*')

@@ -63,7 +63,7 @@ impl Engine {
         if let (Some(drafter), Some(dir)) = (&draft_config, drafter_dir) {
             check_method(dir, drafter, options)?;
         }
-        let limits = Limits::resolve(options, &config, draft_config.as_ref())?;
+        let limits = Limits::resolve(options, &config, draft_config.as_ref(), Backend::Host)?;
         let format = WeightFormat::named(&options.weight_format)?;
         let checkpoint = Checkpoint::open(model)?;
         let mut footprint = Footprint::of(&Holdings {
@@ -72,7 +72,6 @@ impl Engine {
             drafter: draft_config.as_ref(),
             limits: &limits,
             format,
-            screened_head: false,
             backend: Backend::Host,
         });
         let budget = available_bytes().map(|memory_bytes| Budget {
@@ -116,8 +115,9 @@ impl Engine {
             suppressed_ids: config.suppress_tokens.clone(),
         };
         let taps = drafter.as_ref().map_or(&[][..], |drafter| drafter.taps());
-        let max_rows = plan.limits.max_step_rows;
-        let target = Decoder::new(config, weights, taps, max_rows, &device);
+        let (head, max_rows) = (plan.limits.head, plan.limits.max_step_rows);
+        let target =
+            device.install(|| Decoder::new(config, weights, taps, head, max_rows, &device));
         Ok(Self {
             pair: ModelPair {
                 device,
@@ -184,8 +184,21 @@ impl Engine {
         params: &SamplingParams,
         record: Record,
     ) -> Result<RequestId> {
+        self.check_request(&prompt_token_ids, params)?;
+        let record_from = record.logits.then(|| prompt_token_ids.len() - 1);
+        let mut request = Request::new(self.next_id, prompt_token_ids, params, &self.defaults);
+        request.record_from = record_from;
+        request.record_rounds = record.rounds;
+        Ok(self.submit(request))
+    }
+
+    /// Checks a request as [`add_request`](Self::add_request) does, and queues nothing.
+    ///
+    /// # Errors
+    /// [`RequestError`] for a prompt or parameter that cannot be served.
+    pub fn check_request(&self, prompt_token_ids: &[u32], params: &SamplingParams) -> Result<()> {
         params.validate()?;
-        self.check_prompt(&prompt_token_ids, 1)?;
+        self.check_prompt(prompt_token_ids, 1)?;
         let vocab_size = self.config().vocab_size;
         if let Some(&id) = params
             .stop_token_ids
@@ -217,11 +230,7 @@ impl Engine {
                 .into());
             }
         }
-        let record_from = record.logits.then(|| prompt_token_ids.len() - 1);
-        let mut request = Request::new(self.next_id, prompt_token_ids, params, &self.defaults);
-        request.record_from = record_from;
-        request.record_rounds = record.rounds;
-        Ok(self.submit(request))
+        Ok(())
     }
 
     /// Queues a request for fp32 logits, residual norms and the final recurrent state of a prompt, by the same kernels

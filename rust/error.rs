@@ -228,7 +228,7 @@ pub enum DrafterError {
         /// The config file.
         file: PathBuf,
         /// Supported names.
-        expected: &'static str,
+        expected: String,
         /// Name in the file.
         got: String,
     },

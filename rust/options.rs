@@ -17,6 +17,8 @@ pub struct EngineOptions {
     pub device: String,
     /// How the target's linear layers are held: `auto`, `bf16` or `w12`.
     pub weight_format: String,
+    /// How greedy tokens are found: `auto`, `dense` or `screened`.
+    pub head: String,
     /// Context limit in tokens; `None` = the model's.
     pub max_model_len: Option<usize>,
     /// Requests that may run at once.
@@ -72,6 +74,7 @@ impl EngineOptions {
         one_of("dtype", &self.dtype, &["auto", "float32"])?;
         one_of("device", &self.device, &["auto", "cpu"])?;
         WeightFormat::named(&self.weight_format)?;
+        one_of("head", &self.head, &["auto", "dense", "screened"])?;
         let value = |option, expected: &str, got: String| {
             Err(OptionError::Value {
                 option,

@@ -17,11 +17,12 @@ use crate::error::{DrafterError, OptionError, Result};
 use crate::kernels::paths::MAX_PATH_ROWS;
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::model::config::{MixerKind, ModelConfig};
+use crate::model::head::HeadPath;
 use crate::options::EngineOptions;
 use crate::step::decode_step::TreePlan;
 use crate::step::tree::TreePolicy;
 use budget::Budget;
-use footprint::{Footprint, kv_shape};
+use footprint::{Backend, Footprint, kv_shape};
 
 /// Most rows of one forward over all requests.
 const MAX_STEP_ROWS: usize = 256;
@@ -38,12 +39,14 @@ pub struct Limits {
     pub max_num_seqs: usize,
     /// Most rows of one forward.
     pub max_step_rows: usize,
+    /// How greedy tokens are found.
+    pub head: HeadPath,
     /// Tree shape.
     pub tree: TreePlan,
 }
 
 impl Limits {
-    /// Resolves `options`.
+    /// Resolves `options` on `backend`.
     ///
     /// # Errors
     /// [`OptionError`] when an option cannot be honoured on this model, [`DrafterError`] when the drafter cannot serve
@@ -52,6 +55,7 @@ impl Limits {
         options: &EngineOptions,
         config: &ModelConfig,
         drafter: Option<&DrafterConfig>,
+        backend: Backend,
     ) -> Result<Self> {
         let max_model_len = options
             .max_model_len
@@ -72,6 +76,7 @@ impl Limits {
             max_model_len,
             max_num_seqs: options.max_num_seqs,
             max_step_rows: MAX_STEP_ROWS.max(tree.tree_nodes).max(MAX_PATH_ROWS),
+            head: resolve_head(options, config, backend)?,
             tree,
         })
     }
@@ -129,6 +134,27 @@ pub fn layer_caches(config: &ModelConfig) -> Vec<LayerCache> {
             MixerKind::GatedDelta => LayerCache::GatedDelta,
         })
         .collect()
+}
+
+fn resolve_head(
+    options: &EngineOptions,
+    config: &ModelConfig,
+    backend: Backend,
+) -> Result<HeadPath> {
+    match options.head.as_str() {
+        "dense" => Ok(HeadPath::Dense),
+        "screened" if HeadPath::can_screen(config.hidden_size) => Ok(HeadPath::Screened),
+        "screened" => Err(OptionError::Value {
+            option: "head",
+            expected: "dense or auto for a hidden size beyond 65536".into(),
+            got: "\"screened\"".into(),
+        }
+        .into()),
+        _ if backend == Backend::Cuda && HeadPath::can_screen(config.hidden_size) => {
+            Ok(HeadPath::Screened)
+        }
+        _ => Ok(HeadPath::usual(config.vocab_size, config.hidden_size)),
+    }
 }
 
 fn resolve_tree(options: &EngineOptions, drafter: Option<&DrafterConfig>) -> Result<TreePlan> {

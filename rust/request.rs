@@ -70,21 +70,52 @@ impl FinishReason {
     }
 }
 
+/// What screening the LM head did for some rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScreenCounts {
+    /// Rows decided by the screened head.
+    pub num_rows: usize,
+    /// Channels that were multiplied exactly, of rows that did not fall back.
+    pub num_survivors: usize,
+    /// Rows among them that took the dense path after all.
+    pub num_fallbacks: usize,
+}
+
+impl ScreenCounts {
+    /// Adds the counts of other rows.
+    pub fn add(&mut self, other: Self) {
+        self.num_rows += other.num_rows;
+        self.num_survivors += other.num_survivors;
+        self.num_fallbacks += other.num_fallbacks;
+    }
+}
+
 /// What one exact decode pass did for one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DecodePass {
     /// Position of the anchor token (the tree's root).
     pub anchor_position: usize,
-    /// Drafted tokens of the verified tree, root excluded.
-    pub draft_token_ids: Vec<u32>,
-    /// Tree parent of each drafted token, as index into the drafts; `None` = the root.
-    pub parents: Vec<Option<usize>>,
+    /// Drafted tokens in the verified tree.
+    pub num_draft_tokens: usize,
     /// Length of the tree's longest branch.
     pub draft_depth: usize,
     /// Drafted tokens accepted *and* emitted.
     pub num_accepted: usize,
     /// Tokens emitted: accepted drafts and the target's own next token, cut at a stop.
     pub num_emitted: usize,
+    /// How the rows' tokens were found.
+    pub screening: ScreenCounts,
+    /// The drafts themselves, for callers who asked to see them.
+    pub drafts: Option<Drafts>,
+}
+
+/// What was drafted for one pass: its tree without the root.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drafts {
+    /// The tokens, parents first.
+    pub token_ids: Vec<u32>,
+    /// Tree parent of each token, as index into `token_ids`; `None` = the root.
+    pub parents: Vec<Option<usize>>,
 }
 
 /// Fp32 values of the rows that a caller asked to see.
@@ -177,7 +208,7 @@ pub struct Request {
     pub record_from: Option<usize>,
     /// The recorded rows.
     pub record: ScoreRecord,
-    /// Whether the caller wants to see each decode pass.
+    /// Whether the caller wants to see what each decode pass drafted.
     pub record_rounds: bool,
     /// Set when the request was ended because it could not go on; its batch mates are not touched.
     pub failure: Option<NonFiniteLogit>,
@@ -185,6 +216,8 @@ pub struct Request {
     pub passes: Vec<DecodePass>,
     /// Prompt passes so far.
     pub num_prompt_passes: usize,
+    /// How the first token was found.
+    pub prompt_screening: ScreenCounts,
     /// When it was submitted.
     pub submitted: Instant,
     /// When its first token was committed.
@@ -237,6 +270,7 @@ impl Request {
             failure: None,
             passes: Vec::new(),
             num_prompt_passes: 0,
+            prompt_screening: ScreenCounts::default(),
             submitted: Instant::now(),
             first_token: None,
             finished: None,
@@ -304,6 +338,7 @@ impl Request {
         let mut metrics = Metrics {
             num_prompt_passes: self.num_prompt_passes,
             num_target_passes: self.passes.len(),
+            screening: self.prompt_screening,
             ..Metrics::default()
         };
         let count = |counts: &mut Vec<usize>, len: usize| {
@@ -311,8 +346,9 @@ impl Request {
             counts[..len].iter_mut().for_each(|c| *c += 1);
         };
         for pass in &self.passes {
-            metrics.num_draft_tokens += pass.draft_token_ids.len();
+            metrics.num_draft_tokens += pass.num_draft_tokens;
             metrics.num_accepted_tokens += pass.num_accepted;
+            metrics.screening.add(pass.screening);
             count(&mut metrics.per_position_draft, pass.draft_depth);
             count(&mut metrics.per_position_accepted, pass.num_accepted);
             let histogram = &mut metrics.acceptance_histogram;
@@ -341,6 +377,8 @@ pub struct Metrics {
     pub num_draft_tokens: usize,
     /// Drafted tokens accepted and emitted.
     pub num_accepted_tokens: usize,
+    /// Rows, survivors and fallbacks of the screened LM head.
+    pub screening: ScreenCounts,
     /// Passes by number of accepted drafts.
     pub acceptance_histogram: Vec<usize>,
     /// Passes that drafted at depth 1, 2, ...

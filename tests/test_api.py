@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
+import shutil
 import struct
 import subprocess
 import sys
 import termios
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from specpilot_rs import LLM, RequestOutput, SamplingParams, SpecPilotError
+from specpilot_rs.demo import DFLASH2_DIR, TARGET_DIR
 from specpilot_rs.errors import OptionError, RequestError
 from specpilot_rs.options import EngineOptions
 
@@ -45,6 +50,19 @@ def test_speculation_changes_no_token_and_saves_passes(demo_llm: LLM, plain_outp
     assert [output.outputs[0].text for output in outputs] == [o.outputs[0].text for o in plain_outputs]
     passes = sum(output.metrics.num_target_passes for output in outputs)
     assert passes * 2 < sum(output.metrics.num_target_passes for output in plain_outputs)
+
+
+def test_the_bundled_pair_needs_few_passes(
+    demo_llm: LLM, golden_cases: list[dict[str, Any]], report: Callable[[str], None]
+):
+    """With its default speculation, at least 3.5 times fewer passes than tokens."""
+    prompts = [case["prompt"] for case in golden_cases]
+    outputs = demo_llm.generate(prompts, SamplingParams(max_tokens=96, ignore_eos=True))
+    num_tokens = sum(len(tokens) for tokens in ids(outputs))
+    num_passes = sum(output.metrics.num_target_passes for output in outputs)
+    assert num_tokens == 96 * len(prompts)
+    report(f"bundled pair, default tree: {num_tokens} tokens in {num_passes} target passes")
+    assert num_tokens >= 3.5 * num_passes
 
 
 def test_golden_continuations(demo_llm: LLM, golden_cases: list[dict[str, Any]]):
@@ -123,6 +141,13 @@ def test_a_stop_token_ends_the_output(demo_llm: LLM, plain_outputs: list[Request
     assert completion.token_ids == tokens[: first + 1]
     assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
     assert completion.text == demo_llm.get_tokenizer().decode(tokens[:first])
+    assert output.finished
+    kept = SamplingParams(
+        max_tokens=48, ignore_eos=True, stop_token_ids=[stop], include_stop_str_in_output=True
+    )
+    output = demo_llm.generate(PROMPTS[0], kept)[0]
+    assert output.outputs[0].token_ids == completion.token_ids
+    assert output.outputs[0].text == demo_llm.get_tokenizer().decode(tokens[: first + 1]) != completion.text
 
 
 def test_the_end_token_ends_the_output(demo_llm: LLM, plain_llm: LLM, golden_cases: list[dict[str, Any]]):
@@ -135,11 +160,39 @@ def test_the_end_token_ends_the_output(demo_llm: LLM, plain_llm: LLM, golden_cas
         assert completion.text == llm.get_tokenizer().decode(case["greedy_ids"][: length - 1])
 
 
+def test_the_tokenizers_end_token_ends_the_output_too(tmp_path: Path, plain_outputs: list[RequestOutput]):
+    """Only `tokenizer_config.json` names it: the model's own configs keep theirs."""
+    tokens = plain_outputs[0].outputs[0].token_ids
+    directory = Path(shutil.copytree(TARGET_DIR, tmp_path / "target"))
+    file = directory / "tokenizer_config.json"
+    vocab = json.loads((directory / "tokenizer.json").read_bytes())["model"]["vocab"]
+    [name] = [name for name, token in vocab.items() if token == tokens[17]]
+    file.write_text(json.dumps({**json.loads(file.read_bytes()), "eos_token": name}), encoding="utf-8")
+    for config in (None, {"model": str(DFLASH2_DIR)}):
+        llm = LLM(directory, speculative_config=config)
+        assert llm.describe()["eos_token_ids"] == [0, tokens[17]]
+        output = llm.generate(PROMPTS[0], SamplingParams(max_tokens=48))[0]
+        completion = output.outputs[0]
+        assert completion.token_ids == tokens[: tokens.index(tokens[17]) + 1]
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", None)
+        unheeded = llm.generate(PROMPTS[0], LONG)
+        assert ids(unheeded) == ids(plain_outputs[:1])
+    assert LLM(directory, skip_tokenizer_init=True).describe()["eos_token_ids"] == [0]
+
+
 def test_no_limit_of_tokens_goes_to_the_context_limit():
     llm = LLM.demo(max_model_len=64)
     output = llm.generate(PROMPTS[0], SamplingParams(max_tokens=None, ignore_eos=True))[0]
     assert output.outputs[0].finish_reason == "length"
     assert len(output.prompt_token_ids) + len(output.outputs[0].token_ids) == 64
+    # However many tokens are asked for at least, the context has its end.
+    for min_tokens in (1, 60, 1000):
+        params = SamplingParams(max_tokens=None, min_tokens=min_tokens, ignore_eos=True)
+        assert ids(llm.generate(PROMPTS[0], params)) == ids([output])
+    with pytest.raises(RequestError, match="64"):
+        llm.generate({"prompt_token_ids": [5] * 64}, SamplingParams(max_tokens=None))
+    last = llm.generate({"prompt_token_ids": [5] * 63}, SamplingParams(max_tokens=None))[0]
+    assert len(last.outputs[0].token_ids) == 1
 
 
 def test_a_stream_adds_up_to_the_output(demo_llm: LLM, plain_outputs: list[RequestOutput]):
@@ -150,6 +203,8 @@ def test_a_stream_adds_up_to_the_output(demo_llm: LLM, plain_outputs: list[Reque
     assert [token for piece in pieces for token in piece.token_ids] == reference.token_ids
     assert [piece.result is not None for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     assert pieces[-1].finish_reason == "length"
+    assert pieces[-1].result is not None
+    assert pieces[-1].result.finished
 
 
 def test_a_stream_never_shows_a_part_of_a_stop_string(demo_llm: LLM, plain_outputs: list[RequestOutput]):
@@ -164,8 +219,11 @@ def test_closing_a_stream_aborts_it(demo_llm: LLM, plain_outputs: list[RequestOu
     stream = demo_llm.stream(PROMPTS[0], SamplingParams(max_tokens=2000, ignore_eos=True))
     next(stream)
     assert demo_llm._engine.has_unfinished()
+    [request] = demo_llm._running._by_id.values()
     stream.close()
     assert not demo_llm._engine.has_unfinished()
+    assert request.output is not None
+    assert (request.output.finished, request.output.outputs[0].finish_reason) == (False, "abort")
     assert ids(demo_llm.generate(PROMPTS[:1], LONG)) == ids(plain_outputs[:1])
 
 
@@ -243,6 +301,42 @@ def test_one_bad_prompt_in_a_batch_leaves_nothing_behind(demo_llm: LLM, plain_ou
         demo_llm.generate([PROMPTS[0], "", PROMPTS[1]], LONG)
     assert not demo_llm._engine.has_unfinished()
     assert ids(demo_llm.generate(PROMPTS[:1], LONG)) == ids(plain_outputs[:1])
+
+
+def test_errors_name_the_one_of_several(demo_llm: LLM):
+    long: Any = {"prompt_token_ids": [5] * 5000}
+    with pytest.raises(RequestError, match=r"^prompt 2: .*5000"):
+        demo_llm.generate(["a", "b", long])
+    with pytest.raises(RequestError, match=r"^prompt 1: .*got int"):
+        demo_llm.generate(["a", 5])  # type: ignore[list-item]
+    vocab_size = demo_llm.describe()["vocab_size"]
+    params = [SamplingParams(), SamplingParams(stop_token_ids=[vocab_size])]
+    with pytest.raises(RequestError, match=r"^prompt 1: .*stop_token_ids"):
+        demo_llm.generate(["a", "b"], params)
+    for alone in (5, [5], long, [long]):
+        with pytest.raises(RequestError) as raised:
+            demo_llm.generate(alone)  # type: ignore[arg-type]
+        assert not str(raised.value).startswith("prompt 0")
+    turn = {"role": "user", "content": "x"}
+    with pytest.raises(RequestError, match=r"^conversation 1: message 0 has no `content`"):
+        demo_llm.chat([[turn], [{"role": "user"}]])
+    assert not demo_llm._engine.has_unfinished()
+
+
+def test_a_stream_is_checked_when_it_is_asked_for(demo_llm: LLM):
+    vocab_size = int(demo_llm.describe()["vocab_size"])
+    every = list(range(vocab_size))
+    for prompt, params, part in (
+        ("", SamplingParams(), "empty"),
+        ({"prompt_token_ids": [5] * 5000}, SamplingParams(), "5000"),
+        ({"prompt_token_ids": [vocab_size]}, SamplingParams(), "outside the vocabulary"),
+        ("x", SamplingParams(stop_token_ids=[vocab_size]), "stop_token_ids"),
+        ("x", SamplingParams(stop_token_ids=every, min_tokens=1), "min_tokens"),
+    ):
+        with pytest.raises(RequestError, match=part):
+            demo_llm.stream(prompt, params)
+    demo_llm.stream("x", SamplingParams())
+    assert not demo_llm._engine.has_unfinished(), "a stream that nobody reads starts nothing"
 
 
 def acceptance_by_position(output: RequestOutput) -> list[float]:

@@ -126,6 +126,7 @@ def test_as_many_parameters_as_prompts(demo_llm: LLM):
         ({"device": "tpu"}, "device"),
         ({"device": "cuda:0"}, "device"),
         ({"weight_format": "w13"}, "weight_format"),
+        ({"head": "sparse"}, "head"),
         ({"max_model_len": 5000}, "max_model_len"),
         ({"speculative_config": {"method": "dflash2", "tree_nodes": 65}}, "tree_nodes"),
         ({"speculative_config": {"tre": "chain"}}, "did you mean `tree`"),

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from specpilot_rs import LLM, SamplingParams, SpecPilotError, __version__, cli, doctor
+from specpilot_rs import LLM, SamplingParams, SpecPilotError, __version__, _core, cli, doctor
 from specpilot_rs.cli import _writable, _writing
-from specpilot_rs.demo import TARGET_DIR
+from specpilot_rs.demo import DFLASH2_DIR, TARGET_DIR
 
 PROMPT = "def add(a, b):\n"
 
@@ -44,7 +44,7 @@ def text(demo_llm: LLM) -> str:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], [], ["generate", "--help"], ["chat", "--help"], ["plan", "--help"], ["doctor", "--help"]],
+    [["--help"], [], ["-h"], ["generate", "--help"], ["chat", "-h"], ["plan", "--help"], ["doctor", "-h"]],
 )
 def test_help_is_cheap(arguments: list[str]):
     code = (
@@ -76,11 +76,13 @@ def test_prompts_from_everywhere(tmp_path: Path, text: str):
     for result in (
         specpilot(*common, PROMPT),
         specpilot(*common, "--file", file),
-        specpilot(*common, stdin=PROMPT.encode()),
+        specpilot(*common, stdin=PROMPT.encode() + b"\n"),
+        specpilot(*common, stdin=PROMPT.encode() + b"\r\n"),
         specpilot(*common, PROMPT, "--stream"),
         specpilot(*common, PROMPT, "--no-speculation"),
         specpilot(*common, PROMPT, "--tree", "chain", "--num-threads", "1"),
         specpilot("generate", "--model", TARGET_DIR, "--max-tokens", "12", PROMPT),
+        specpilot(*common, PROMPT, "--tokenizer", TARGET_DIR, "--dtype", "float32", "--max-num-seqs", "1"),
     ):
         assert result.returncode == 0, result.stderr
         assert result.stdout.decode() == text + "\n"
@@ -111,6 +113,36 @@ def test_jsonl_in_and_out(tmp_path: Path, text: str):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
     printed = [json.loads(line) for line in specpilot(*common).stdout.splitlines()]
     assert [row["token_ids"] for row in printed] == [row["token_ids"] for row in out]
+    # What was written can be read again, and gives the same.
+    again = specpilot("generate", "--demo", "--max-tokens", "12", "--input-jsonl", results)
+    assert again.returncode == 0, again.stderr
+    repeated = [json.loads(line) for line in again.stdout.splitlines()]
+    for before, after in zip(out, repeated, strict=True):
+        assert {**after, "metrics": None} == {**before, "metrics": None}
+
+
+def test_a_text_comes_before_the_tokens_beside_it(tmp_path: Path, text: str):
+    """Tokens in a line may be those of another tokenizer."""
+    file = tmp_path / "in.jsonl"
+    file.write_text(json.dumps({"prompt": PROMPT, "prompt_token_ids": [5]}), encoding="utf-8")
+    result = specpilot("generate", "--demo", "--max-tokens", "12", "--input-jsonl", file)
+    assert json.loads(result.stdout)["text"] == text
+    file.write_text('{"prompt": null}', encoding="utf-8")
+    assert "line 1: expected `prompt` or" in error_of("generate", "--demo", "--input-jsonl", file)
+
+
+def test_a_bad_line_among_many_is_named(tmp_path: Path):
+    file = tmp_path / "in.jsonl"
+    file.write_text('{"prompt": "a"}\n{"prompt_token_ids": [99999]}\n', encoding="utf-8")
+    assert "prompt 1: prompt token 0" in error_of("generate", "--demo", "--input-jsonl", file)
+
+
+def test_options_reach_the_engine(tmp_path: Path):
+    assert "max_num_seqs" in error_of("generate", "--demo", "--max-num-seqs", "0", "x")
+    assert "dtype" in error_of("generate", "--demo", "--dtype", "float8", "x")
+    assert "dtype" in error_of("chat", "--demo", "--dtype", "float8")
+    for command in ("generate", "chat"):
+        assert "tokenizer.json" in error_of(command, "--demo", "--tokenizer", tmp_path)
 
 
 def test_chat_keeps_the_conversation():
@@ -192,8 +224,73 @@ def test_doctor_waits_for_no_pipe_and_prefers_the_single_file(tmp_path: Path):
 
 def test_doctor_knows_the_architectures_that_loading_does(tmp_path: Path):
     (tmp_path / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}', encoding="utf-8")
-    with pytest.raises(SpecPilotError, match=", ".join(doctor._TARGETS)):
+    fix = next(f.fix for f in doctor.examine(tmp_path) if f.what == "config.json")
+    assert fix is not None
+    with pytest.raises(SpecPilotError, match=", ".join(_core.TARGET_ARCHITECTURES)) as target:
         LLM(tmp_path, skip_tokenizer_init=True)
+    assert str(target.value).rpartition("supported: ")[2].split(" or ")[0] in fix
+    (tmp_path / "model.safetensors").write_bytes(weights({}))
+    with pytest.raises(SpecPilotError, match=", ".join(_core.DRAFTER_ARCHITECTURES)):
+        LLM.demo(speculative_config={"model": tmp_path})
+    assert ", ".join(_core.DRAFTER_ARCHITECTURES) in fix
+
+
+def test_doctor_misses_no_tokenizer_in_a_drafter():
+    findings = {finding.what: finding for finding in doctor.examine(DFLASH2_DIR)}
+    assert {finding.level for finding in findings.values()} == {doctor.Level.OK}
+    assert "target's" in findings["tokenizer"].message
+    assert "drafter" in findings["config.json"].message
+    assert "chat template" not in findings
+
+
+def test_doctor_leaves_out_what_loading_does(tmp_path: Path):
+    """A tensor of a vision tower may have any dtype in a wrapper, and in no other model."""
+    tensor = {"model.visual.a": {"dtype": "F8_E4M3", "data_offsets": [0, 1]}}
+    (tmp_path / "model.safetensors").write_bytes(weights(tensor, 1))
+    for architecture, level in (("Qwen3_5ForConditionalGeneration", "OK"), ("LlamaForCausalLM", "FAIL")):
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}), encoding="utf-8")
+        assert next(f.level.value for f in doctor.examine(tmp_path) if f.what == "weights") == level
+
+
+def hub_cache(root: Path, files: dict[str, bytes]) -> dict[str, str]:
+    """A hub cache with one repository, and the environment in which it is all there is."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = root / "models--some-org--some-model"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit, encoding="utf-8")
+    snapshot = repository / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    for name, content in files.items():
+        (snapshot / name).write_bytes(content)
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(root), "HF_HOME": str(root)}
+
+
+def test_doctor_takes_hub_ids(tmp_path: Path):
+    names = ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors.index.json")
+    files = {name: (TARGET_DIR / name).read_bytes() for name in names}
+
+    def examined(model: str) -> tuple[int, str]:
+        result = subprocess.run(
+            [sys.executable, "-m", "specpilot_rs.cli", "doctor", model],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return result.returncode, result.stdout
+
+    environment = hub_cache(tmp_path / "some", files)
+    code, lines = examined("some-org/some-model")
+    assert code == 0, lines
+    assert "OK   config.json: Qwen3_5ForCausalLM" in lines
+    assert "OK   weights: 2 of 2 file(s) not downloaded yet" in lines
+    code, lines = examined("some-org/other-model")
+    assert code == 1
+    assert "FAIL checkpoint: some-org/other-model: no such local directory, not in the hub's cache" in lines
+    shards = {file.name: file.read_bytes() for file in TARGET_DIR.glob("*.safetensors")}
+    environment = hub_cache(tmp_path / "whole", {**files, **shards})
+    assert "OK   weights: 108 tensors" in examined("some-org/some-model")[1]
 
 
 def test_errors_are_one_line(tmp_path: Path):

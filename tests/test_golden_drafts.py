@@ -68,17 +68,21 @@ def test_pooled_tau_is_the_golden_one(drafted, report):
 
 
 # Tokens per pass of best-first trees on the same prompts in an independent replay (PyTorch, fp32). It counts
-# nodes without the root and stops 20 tokens before the end (the table in tests/fixtures/demo/README.md).
+# nodes without the root and stops 20 tokens before the end (the table in tests/fixtures/demo/README.md). For
+# ddtree it took 16 candidates a position (3.22 and 3.53); here a tree of N nodes chooses among min(N, V), as
+# the published one does, which changes the trees of 32 nodes. Near ties may move a round or two.
 REPLAYED_TREES = [
-    ("dflash", "ddtree", 16, 3.22),
-    ("dflash", "ddtree", 32, 3.53),
-    ("dflash2", "conditional", 16, 4.84),
-    ("dflash2", "conditional", 32, 5.36),
+    ("dflash", "ddtree", 16, 3.216, 0.02),
+    ("dflash", "ddtree", 32, 3.462, 0.02),
+    ("dflash2", "conditional", 16, 4.842, 0.01),
+    ("dflash2", "conditional", 32, 5.355, 0.01),
 ]
 
 
-@pytest.mark.parametrize(("method", "tree", "num_nodes", "expected"), REPLAYED_TREES)
-def test_trees_accept_what_an_independent_replay_accepts(method, tree, num_nodes, expected, report):
+@pytest.mark.parametrize(("method", "tree", "num_nodes", "expected", "tolerance"), REPLAYED_TREES)
+def test_trees_accept_what_an_independent_replay_accepts(
+    method, tree, num_nodes, expected, tolerance, report
+):
     config = {"model": str(DRAFTERS[method]), "tree": tree, "tree_nodes": num_nodes + 1}
     llm = LLM(str(BUNDLED / "target"), speculative_config=config)
     prompts = [{"prompt_token_ids": case["prompt_ids"]} for case in GOLDEN["cases"]]
@@ -92,4 +96,4 @@ def test_trees_accept_what_an_independent_replay_accepts(method, tree, num_nodes
     ]
     tau = 1 + sum(num_accepted) / len(num_accepted)
     report(f"{method} {tree} of {num_nodes} nodes: tau {tau:.3f} (replayed {expected})")
-    assert tau == pytest.approx(expected, abs=0.1)
+    assert tau == pytest.approx(expected, abs=tolerance)

@@ -171,3 +171,74 @@ def test_long_multi_turn_state_equals_one_prompt(tree, prompts):
             output.record.gdn_state.view(np.uint32), scored.gdn_state.view(np.uint32)
         )
     assert len(ids) > 600
+
+
+# Attention reads positions in splits of this many.
+KV_SPLIT = 256
+CROSSING = SamplingParams(max_tokens=70, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def long_prompts(benchmark_prompts, plain_llm):
+    """Token ids whose continuation lies beyond four splits or crosses the end of one, each of the four."""
+    encoded = [plain_llm.get_tokenizer().encode(prompt) for prompt in benchmark_prompts(80)]
+    by_length = sorted(encoded, key=len)
+    longest = by_length[-1]
+    assert len(longest) > 4 * KV_SPLIT
+    texts = [ids for ids in by_length if len(ids) > 520]
+    # Decoding starts a few positions before a split ends, or just within reach of it.
+    cuts = [190, 213, 240, 254, 255, 450, 475, 501, 511, 3 * KV_SPLIT - 40, 4 * KV_SPLIT - 11]
+    assert len(texts) >= len(cuts)
+    return [longest, by_length[-7], *(ids[:cut] for ids, cut in zip(texts[-len(cuts) :], cuts, strict=True))]
+
+
+@pytest.fixture(scope="module")
+def plain_long(long_prompts):
+    llm = demo(None, max_num_seqs=1)
+    prompts = [{"prompt_token_ids": ids} for ids in long_prompts]
+    outputs = llm.generate(prompts, CROSSING, use_tqdm=False, record_logits=True)
+    ends = [len(ids) + CROSSING.max_tokens for ids in long_prompts]
+    crossed = {
+        end // KV_SPLIT
+        for ids, end in zip(long_prompts, ends, strict=True)
+        if len(ids) // KV_SPLIT < end // KV_SPLIT
+    }
+    assert crossed == {1, 2, 3, 4}
+    return outputs
+
+
+@pytest.mark.parametrize("tree_nodes", [12, 64])
+@pytest.mark.parametrize(
+    ("drafter", "tree"),
+    [
+        pytest.param(DFLASH2, "chain", id="dflash2-chain"),
+        pytest.param(DFLASH, "ddtree", id="dflash-ddtree"),
+        pytest.param(DFLASH2, "conditional", id="dflash2-conditional"),
+    ],
+)
+def test_speculation_changes_no_bit_across_attention_splits(
+    drafter, tree, tree_nodes, long_prompts, plain_long
+):
+    """Trees that lie across the end of a split of positions, and rows that read several splits."""
+    llm = demo({**drafter, "tree": tree, "tree_nodes": tree_nodes}, max_num_seqs=6)
+    prompts = [{"prompt_token_ids": ids} for ids in long_prompts]
+    outputs = llm.generate(prompts, CROSSING, use_tqdm=False, record_logits=True, record_rounds=True)
+    assert_identical(outputs, plain_long)
+    spanning = [
+        drafting
+        for output in outputs
+        for drafting in output.rounds
+        if drafting.num_accepted > 0
+        and drafting.anchor_position // KV_SPLIT
+        < (drafting.anchor_position + drafting.num_accepted) // KV_SPLIT
+    ]
+    assert spanning, "no accepted path crosses a split: the test lost its point"
+
+
+def test_prompts_and_decoding_agree_across_attention_splits(long_prompts, plain_long):
+    llm = demo(None)
+    for ids, want in zip(long_prompts[::3], plain_long[::3], strict=True):
+        scored = llm.score([*ids, *want.outputs[0].token_ids[:-1]])
+        np.testing.assert_array_equal(
+            scored.logits[len(ids) - 1 :].view(np.uint32), want.record.logits.view(np.uint32)
+        )

@@ -187,3 +187,45 @@ def test_only_the_bundled_method_needs_no_model():
         LLM.demo(speculative_config={"method": "dflash"})
     with pytest.raises(OptionError, match="`model`"):
         LLM("/no/such/directory", speculative_config={"tree": "chain"})
+
+
+def test_options_of_vllm_that_ask_for_nothing_are_taken():
+    llm = LLM.demo(
+        speculative_config={"method": "dflash2", "draft_tensor_parallel_size": 1},
+        tensor_parallel_size=1,
+        pipeline_parallel_size=1,
+        trust_remote_code=False,
+        tokenizer_mode="auto",
+        load_format="safetensors",
+        quantization=None,
+        kv_cache_dtype="auto",
+        enforce_eager=True,
+        enable_prefix_caching=None,
+        cpu_offload_gb=0.0,
+        hf_overrides={},
+    )
+    assert llm.describe()["method"] == "dflash2"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tensor_parallel_size", 2),
+        ("tensor_parallel_size", True),
+        ("trust_remote_code", True),
+        ("trust_remote_code", 0),
+        ("quantization", "awq"),
+        ("kv_cache_dtype", "fp8"),
+        ("enforce_eager", "no"),
+        ("hf_overrides", {"a": 1}),
+        ("load_format", ["auto"]),
+    ],
+)
+def test_options_of_vllm_that_ask_for_something_are_refused_by_name(name: str, value: Any):
+    with pytest.raises(OptionError, match=f"LLM option `{name}` should be .*got"):
+        LLM.demo(**{name: value})
+
+
+def test_a_drafter_on_its_own_devices_is_refused_by_name():
+    with pytest.raises(OptionError, match="speculative_config option `draft_tensor_parallel_size`"):
+        LLM.demo(speculative_config={"draft_tensor_parallel_size": 2})

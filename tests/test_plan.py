@@ -53,7 +53,7 @@ PLAN_KEYS = {
     "max_num_seqs",
     "max_step_rows",
     "tree_nodes",
-    "screened_head",
+    "head",
     "page_tokens",
     "kv_page_bytes",
     "drafter_page_bytes",
@@ -67,7 +67,7 @@ PLAN_KEYS = {
 
 
 def plan(model: Path, memory: str | None = "80GB", device: str = "cuda", **given: Any) -> dict[str, Any]:
-    settings = {name: given.pop(name) for name in ("drafter", "screened_head") if name in given}
+    settings = {name: given.pop(name) for name in ("drafter",) if name in given}
     return plan_memory(model, memory=memory, device=device, options=EngineOptions(**given), **settings)
 
 
@@ -140,7 +140,7 @@ def test_the_papers_figure_on_80_gb(report):
                 (screened, share): plan(
                     QWEN_27B,
                     drafter=drafter,
-                    screened_head=screened,
+                    head="screened" if screened else "dense",
                     max_num_seqs=max_num_seqs,
                     gpu_memory_utilization=share,
                 )
@@ -222,7 +222,7 @@ def test_a_directory_without_config(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"config\.json: No such file"):
         plan(tmp_path)
     shutil.copy(DFLASH2_27B / "config.json", tmp_path)
-    with pytest.raises(ConfigError, match="architecture `DFlash2DraftModel` is not supported"):
+    with pytest.raises(ConfigError, match="`DFlash2DraftModel` is a drafter, expected a target"):
         plan(tmp_path)
 
 
@@ -260,7 +260,7 @@ def test_the_table():
 
 def test_json_on_the_command_line():
     arguments = ("plan", LLAMA_8B, "--memory", "24GiB", "--max-num-seqs", "2", "--max-model-len", "8192")
-    result = specpilot(*arguments, "--device", "cuda", "--dense-head", "--json")
+    result = specpilot(*arguments, "--device", "cuda", "--head", "dense", "--json")
     planned = json.loads(result.stdout)
     assert planned["memory_bytes"] == 24 * 2**30
     assert (planned["max_num_seqs"], planned["max_model_len"]) == (2, 8192)

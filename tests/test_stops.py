@@ -166,6 +166,53 @@ def test_stop_strings(plain_llm, speculative, prompts, free_runs, include):
         assert output.outputs[0].stop_reason == stop
 
 
+def assert_record_ends_with_the_text(output, uncut):
+    """Values of the emitted tokens only, nothing of the row and the state that the last pass ended with."""
+    assert output.outputs[0].finish_reason == "stop"
+    count = len(output.outputs[0].token_ids)
+    record = output.record
+    for got, want in (
+        (record.logits, uncut.record.logits[:count]),
+        (record.residual_l2, uncut.record.residual_l2[:, :count]),
+        (record.final_norm_l2, uncut.record.final_norm_l2[:count]),
+    ):
+        assert got.shape == want.shape
+        np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
+    assert record.last_residuals.shape == (0, uncut.record.last_residuals.shape[1])
+    assert record.gdn_state is None
+
+
+def test_records_end_with_the_text(plain_llm, speculative, prompts, free_runs):
+    """Where a pass ended must not show in what is recorded, wherever in it a stop string is complete."""
+    params = []
+    for place, free in enumerate(free_runs):
+        text = free.outputs[0].text
+        start = min(5 + 7 * place, len(text) - 4)
+        params.append(SamplingParams(max_tokens=100, ignore_eos=True, stop=text[start : start + 3]))
+    record = {"use_tqdm": False, "record_logits": True, "record_rounds": True}
+    uncut = plain_llm.generate(prompts, SamplingParams(max_tokens=100, ignore_eos=True), **record)
+    plain, fast = (llm.generate(prompts, params, **record) for llm in (plain_llm, speculative))
+    num_cut = 0
+    for output, want, free in zip(fast, plain, uncut, strict=True):
+        assert output.outputs[0].token_ids == want.outputs[0].token_ids
+        for stopped in (output, want):
+            assert_record_ends_with_the_text(stopped, free)
+        last = len(output.prompt_token_ids) + len(output.outputs[0].token_ids) - 1
+        # Accepted drafts follow a pass's anchor; if the last of them is the last token, the pass was cut.
+        ends = [drafting.anchor_position + drafting.num_accepted for drafting in output.rounds]
+        assert all(end <= last for end in ends)
+        num_cut += bool(ends) and ends[-1] == last
+    assert num_cut, "no stop string was complete inside a pass: the test lost its point"
+    # Where the limit falls on the same token, the engine had ended the request before its reader could.
+    limited = [
+        dataclasses.replace(param, max_tokens=len(output.outputs[0].token_ids))
+        for param, output in zip(params, plain, strict=True)
+    ]
+    for llm in (plain_llm, speculative):
+        for output, free in zip(llm.generate(prompts, limited, **record), uncut, strict=True):
+            assert_record_ends_with_the_text(output, free)
+
+
 @pytest.mark.parametrize("room", [1, 2, 7, 20])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_context_limit(name, room, prompts, free_runs):

@@ -217,6 +217,52 @@ def test_messages_of_another_form_are_refused(messages: Any):
         DEMO.render_chat(messages)
 
 
+PARTS = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b<"}]}]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[0].content }}",
+        "{% for m in messages %}{{ m['content'] | trim }}{% endfor %}",
+        "{% for m in messages %}{% set text = m.content %}{{ text }}{% endfor %}",
+        "{% for m in messages %}{% for line in m.content.split('x') %}{{ line }}{% endfor %}{% endfor %}",
+    ],
+)
+def test_a_template_of_texts_gets_the_parts_of_a_content_as_one(template: str):
+    """As vLLM does: the text parts, one a line."""
+    assert DEMO.render_chat(PARTS, chat_template=template) == "a\nb<"
+    assert PARTS[0]["content"][1] == {"type": "text", "text": "b<"}
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for part in messages[0].content %}{{ part.text }}|{% endfor %}",
+        "{% for part in messages[0]['content'] | list %}{{ part['text'] }}|{% endfor %}",
+        "{% set parts = messages[0].content %}{% for part in parts %}{{ part.text }}|{% endfor %}",
+        "{% macro text(content) %}{% for p in content %}{{ p.text }}|{% endfor %}{% endmacro %}"
+        "{{ text(messages[0].content) }}",
+    ],
+)
+def test_a_template_of_parts_gets_parts(template: str):
+    assert DEMO.render_chat(PARTS, chat_template=template) == "a|b<|"
+
+
+def test_the_demos_template_takes_parts_too():
+    text = DEMO.render_chat([{"role": "user", "content": [{"type": "text", "text": "1+1?"}]}])
+    assert text == "Question: 1+1?\nAnswer:"
+
+
+@pytest.mark.parametrize(
+    "part", [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "text"}, {"text": "x"}, 5, None]
+)
+def test_parts_that_are_no_text_are_refused(part: Any):
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]
+    with pytest.raises(RequestError, match=r"message 0, part 1: expected .*text"):
+        DEMO.render_chat(messages)
+
+
 def test_no_template_is_said_plainly(tmp_path: Path):
     with pytest.raises(RequestError, match="no chat template"):
         write_tokenizer(tmp_path).render_chat(USER)

@@ -110,6 +110,16 @@ def encode(bits: Bits) -> dict[str, NDArray] | str:
     }
 
 
+def q_view(bits: Bits) -> Bits:
+    """The BF16 weights that the 8-bit view shows: sign, exponent, three mantissa bits, then the midpoint."""
+    bases = np.array([choose_base(row) for row in bits])[:, None]
+    exponent, wide = exponents(bits), bits.astype(np.int64)
+    view = wide & 0xFFF0 | 8
+    # Escapes below the window count as its smallest code; those above are patched in.
+    view = np.where(exponent < bases, wide & 0x8000 | bases << 7 | 8, view)
+    return np.where(exponent > bases + 15, wide, view).astype(np.uint16)
+
+
 def registers(plane8: NDArray[np.uint8], plane4: NDArray[np.uint8]) -> NDArray[np.uint16]:
     """What ten instructions decode, `[tile, lane, fragment, register, half]`, exponents from 112."""
     planes = plane8.reshape(-1, 2, 32, 16).view("<u4").astype(np.uint64)

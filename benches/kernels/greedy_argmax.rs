@@ -26,6 +26,7 @@ pub fn bench(c: &mut Criterion) {
         let logits = Buffer::from_slice(&logits);
         let masked = vec![[7_u32, 4711].as_slice(); num_rows];
         let mut token_ids = vec![0; num_rows];
+        let mut best_logits = vec![0.0; num_rows];
         let num_bytes = num_rows * vocab_size * size_of::<f32>();
         group.throughput(Throughput::Bytes(num_bytes as u64));
         group.bench_function(BenchmarkId::from_parameter(name), |b| {
@@ -36,6 +37,7 @@ pub fn bench(c: &mut Criterion) {
                     vocab_size,
                     masked: &masked,
                     token_ids: &mut token_ids,
+                    best_logits: &mut best_logits,
                 };
                 GreedyArgmax::run(&device, args).expect("buffers fit the shape");
                 black_box(&token_ids);

@@ -16,6 +16,7 @@ mod gather_taps;
 mod gdn_fold;
 mod gdn_wy;
 mod greedy_argmax;
+mod lm_head_screen;
 mod rms_norm;
 mod rope;
 mod tree_attention;
@@ -31,7 +32,7 @@ criterion_group! {
     targets =
         append_kv::bench, bf16_matmul::bench, block_conv::bench, draft_block::bench,
         draft_select::bench, embed_rows::bench, gate::bench, gather_taps::bench,
-        gdn_fold::bench, gdn_wy::bench, greedy_argmax::bench, rms_norm::bench,
+        gdn_fold::bench, gdn_wy::bench, greedy_argmax::bench, lm_head_screen::bench, rms_norm::bench,
         rope::bench, tree_attention::bench, w12_matmul::bench
 }
 criterion_main!(kernels);

@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 __version__: str
 __all__ = [
+    "DRAFTER_ARCHITECTURES",
+    "TARGET_ARCHITECTURES",
     "CheckpointError",
     "ConfigError",
     "DeviceError",
@@ -31,6 +33,8 @@ __all__ = [
     "w12",
 ]
 kernels: ModuleType
+DRAFTER_ARCHITECTURES: tuple[str, ...]
+TARGET_ARCHITECTURES: dict[str, tuple[str, ...]]
 w12: ModuleType
 
 def convert_weights(
@@ -48,6 +52,8 @@ class EngineOptionsLike(Protocol):
     def device(self) -> str: ...
     @property
     def weight_format(self) -> str: ...
+    @property
+    def head(self) -> str: ...
     @property
     def max_model_len(self) -> int | None: ...
     @property
@@ -93,6 +99,7 @@ class Engine:
         record_logits: bool,
         record_rounds: bool,
     ) -> int: ...
+    def check_request(self, prompt_token_ids: list[int], params: SamplingParamsLike) -> None: ...
     def step(self) -> list[StepEvent]: ...
     def stop_at(self, request_id: int, num_tokens: int) -> None: ...
     def abort(self, request_id: int) -> None: ...
@@ -107,7 +114,6 @@ def plan(
     options: EngineOptionsLike,
     memory: str | None,
     device: str,
-    screened_head: bool,
 ) -> dict[str, Any]: ...
 
 @final
@@ -148,6 +154,12 @@ class EngineMetrics:
     def num_draft_tokens(self) -> int: ...
     @property
     def num_accepted_tokens(self) -> int: ...
+    @property
+    def num_screened_rows(self) -> int: ...
+    @property
+    def num_screen_survivors(self) -> int: ...
+    @property
+    def num_screen_fallbacks(self) -> int: ...
     @property
     def acceptance_histogram(self) -> list[int]: ...
     @property

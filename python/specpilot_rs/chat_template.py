@@ -55,15 +55,43 @@ def _to_json(
     )
 
 
-@lru_cache(maxsize=16)
-def _compile(source: str) -> Template:
+def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
-    return environment.from_string(source)
+    return environment
+
+
+@lru_cache(maxsize=16)
+def _compile(source: str) -> Template:
+    return _environment().from_string(source)
+
+
+@lru_cache(maxsize=16)
+def _reads_parts(source: str) -> bool:
+    """Whether a template walks over the parts of a message's content; others expect a text."""
+    tree = _environment().parse(source)
+    names = {"content"}  # of macro parameters, and of variables set to a content
+    names |= {
+        node.target.name
+        for node in tree.find_all(nodes.Assign)
+        if isinstance(node.target, nodes.Name) and _is_content(node.node, names)
+    }
+    return any(_is_content(loop.iter, names) for loop in tree.find_all(nodes.For))
+
+
+def _is_content(node: nodes.Node | None, names: set[str]) -> bool:
+    while isinstance(node, nodes.Filter):
+        node = node.node
+    match node:
+        case nodes.Name(name=name):
+            return name in names
+        case nodes.Getattr(attr="content") | nodes.Getitem(arg=nodes.Const(value="content")):
+            return True
+    return False
 
 
 def read_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
@@ -129,7 +157,8 @@ def render(source: str, messages: Sequence[Mapping[str, Any]], variables: Mappin
 
     Args:
         source: The template.
-        messages: Mappings with at least `role`.
+        messages: Mappings with at least `role`. A content is a text or a list of text parts; a template that
+            does not walk over parts gets them as one text.
         variables: Other names that the template sees.
 
     Raises:
@@ -137,23 +166,52 @@ def render(source: str, messages: Sequence[Mapping[str, Any]], variables: Mappin
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise RequestError("messages should be a non-empty list of {'role': ..., 'content': ...}")
+    checked = []
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise RequestError(f"message {index} should be a mapping with a `role`, got {message!r}")
         if "content" not in message and "tool_calls" not in message:
             near = nearest("content", [str(key) for key in message])
             raise RequestError(f"message {index} has no `content` ({near})")
+        content = message.get("content")
+        if isinstance(content, Sequence) and not isinstance(content, str | bytes):
+            parts = [_text_part(part, index, number) for number, part in enumerate(content)]
+            checked.append({**message, "content": parts})
+        else:
+            checked.append(dict(message))
     name = f"the chat template {shown(source[:60])}"
     try:
         template = _compile(source)
+        if not _reads_parts(source):
+            checked = [_with_text(message) for message in checked]
     except Exception as error:  # jinja2 turns it into Python and compiles that: each stage has its own errors
         raise RequestError(f"{name} does not compile: {_cause(error)}") from error
     try:
-        return template.render({**variables, "messages": [dict(message) for message in messages]})
+        return template.render({**variables, "messages": checked})
     except TemplateError as error:
         raise RequestError(f"{name} refused the messages: {error}") from error
     except Exception as error:  # a template is a program and may raise whatever one does
         raise RequestError(f"{name} failed on the messages: {_cause(error)}") from error
+
+
+def _text_part(part: object, index: int, number: int) -> dict[str, Any]:
+    """Returns a part of a content as a mapping with a text."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return dict(part)
+    raise RequestError(
+        f"message {index}, part {number}: expected {{'type': 'text', 'text': ...}} (only text is read), "
+        f"got {shown(part)}"
+    )
+
+
+def _with_text(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns a message with the parts of its content as one text, with line breaks between, as vLLM does."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": "\n".join(part["text"] for part in content)}
 
 
 def _cause(error: Exception) -> str:

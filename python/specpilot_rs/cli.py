@@ -9,8 +9,10 @@ from __future__ import annotations
 import sys
 
 try:
+    import itertools
     import json
     import os
+    import re
     import stat
     from collections.abc import Iterator
     from contextlib import contextmanager
@@ -31,11 +33,15 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Lossless speculative decoding: the target model's greedy tokens, several per forward.",
 )
 
 ModelOption = Annotated[str | None, typer.Option("--model", "-m", help="Target: a directory or a hub id.")]
 DemoOption = Annotated[bool, typer.Option("--demo", help="Use the bundled pair instead of --model.")]
+TokenizerOption = Annotated[str | None, typer.Option(help="Another tokenizer: a directory or a hub id.")]
+DtypeOption = Annotated[str, typer.Option(help=help_of(EngineOptions, "dtype"))]
+RequestsOption = Annotated[int, typer.Option(help=help_of(EngineOptions, "max_num_seqs"))]
 RevisionOption = Annotated[str | None, typer.Option(help="Revision of the target on the hub.")]
 DrafterOption = Annotated[
     str | None, typer.Option("--speculative-model", help=help_of(SpeculativeConfig, "model"))
@@ -73,14 +79,17 @@ def _root(
 
 @app.command()
 def generate(
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; read from stdin if omitted.")] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; read from stdin, up to its last line break, if omitted.")
+    ] = None,
     model: ModelOption = None,
     demo: DemoOption = False,
-    file: Annotated[Path | None, typer.Option(help="Read the prompt from this file.")] = None,
+    file: Annotated[Path | None, typer.Option(help="Read the prompt from this file, as it is.")] = None,
     input_jsonl: Annotated[
         Path | None,
         typer.Option(
-            help="Read prompts from JSON lines with `prompt` or `prompt_token_ids`; other keys are kept."
+            help="Read prompts from JSON lines with `prompt` or, without a text, `prompt_token_ids`; other "
+            "keys are kept. Lines written by --output-jsonl will do."
         ),
     ] = None,
     output_jsonl: Annotated[Path | None, typer.Option(help="Write results here, one JSON line each.")] = None,
@@ -97,6 +106,9 @@ def generate(
     num_speculative_tokens: DraftLengthOption = None,
     no_speculation: PlainOption = False,
     max_model_len: ContextOption = None,
+    max_num_seqs: RequestsOption = EngineOptions.max_num_seqs,
+    tokenizer: TokenizerOption = None,
+    dtype: DtypeOption = EngineOptions.dtype,
     num_threads: ThreadsOption = None,
 ) -> None:
     """Complete a prompt, or a file of prompts."""
@@ -112,6 +124,9 @@ def generate(
         _speculation(speculative_model, method, tree, tree_nodes, num_speculative_tokens, no_speculation),
         revision=revision,
         max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        tokenizer=tokenizer,
+        dtype=dtype,
         num_threads=num_threads,
     )
     prompts = [_prompt_of(record) for record in records]
@@ -161,6 +176,8 @@ def chat(
     num_speculative_tokens: DraftLengthOption = None,
     no_speculation: PlainOption = False,
     max_model_len: ContextOption = None,
+    tokenizer: TokenizerOption = None,
+    dtype: DtypeOption = EngineOptions.dtype,
     num_threads: ThreadsOption = None,
 ) -> None:
     """Talk to a model: one line of stdin is one turn. /reset forgets the conversation, /exit ends."""
@@ -174,6 +191,9 @@ def chat(
         _speculation(speculative_model, method, tree, tree_nodes, num_speculative_tokens, no_speculation),
         revision=revision,
         max_model_len=max_model_len,
+        max_num_seqs=1,
+        tokenizer=tokenizer,
+        dtype=dtype,
         num_threads=num_threads,
     )
     opening = [] if system is None else [{"role": "system", "content": system}]
@@ -207,15 +227,11 @@ def plan(
     ] = None,
     device: Annotated[str, typer.Option(help="Where the engine would run: cpu or cuda.")] = "cpu",
     max_model_len: ContextOption = None,
-    max_num_seqs: Annotated[
-        int, typer.Option(help=help_of(EngineOptions, "max_num_seqs"))
-    ] = EngineOptions.max_num_seqs,
+    max_num_seqs: RequestsOption = EngineOptions.max_num_seqs,
     gpu_memory_utilization: Annotated[
         float, typer.Option(help=help_of(EngineOptions, "gpu_memory_utilization"))
     ] = EngineOptions.gpu_memory_utilization,
-    dense_head: Annotated[
-        bool, typer.Option("--dense-head", help="Plan without the INT8 copy of the LM head.")
-    ] = False,
+    head: Annotated[str, typer.Option(help=help_of(EngineOptions, "head"))] = EngineOptions.head,
     as_json: JsonOption = False,
 ) -> None:
     """Show what an engine would hold, as BF16 and as W12, and the context that fits beside it."""
@@ -226,8 +242,8 @@ def plan(
         drafter=drafter,
         memory=memory,
         device=device,
-        screened_head=not dense_head,
         options=EngineOptions(
+            head=head,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             gpu_memory_utilization=gpu_memory_utilization,
@@ -283,13 +299,16 @@ def inspect(
 
 @app.command()
 def doctor(
-    directory: Annotated[Path | None, typer.Argument(help="A checkpoint to look at as well.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="A model to look at as well: a directory or a hub id.")
+    ] = None,
+    revision: RevisionOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check the environment and, given one, a checkpoint. Exit code 1 if something would fail."""
+    """Check the environment and, given one, a model. Exit code 1 if something would fail."""
     from specpilot_rs.doctor import Level, examine
 
-    findings = examine(directory)
+    findings = examine(model, revision)
     if as_json:
         _write_json([finding.to_dict() for finding in findings])
     else:
@@ -363,7 +382,8 @@ def _read_prompts(prompt: str | None, file: Path | None, input_jsonl: Path | Non
         return [{"prompt": decode_utf8(_read_bytes(file), str(file))}]
     if _stdin().isatty():
         raise request_error("no prompt: give PROMPT, --file, --input-jsonl, or pipe one in")
-    return [{"prompt": decode_utf8(_stdin().buffer.read(), "stdin")}]
+    # What ends the last line of a pipe is no part of the prompt, as in a shell's $(...).
+    return [{"prompt": re.sub(r"\r?\n\Z", "", decode_utf8(_stdin().buffer.read(), "stdin"))}]
 
 
 def _stdin() -> TextIO:
@@ -381,8 +401,8 @@ def _read_jsonl(file: Path) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         record = _json_object(line, f"{file}, line {number}")
-        if ("prompt" in record) == ("prompt_token_ids" in record):
-            raise request_error(f"{file}, line {number}: expected one of `prompt` and `prompt_token_ids`")
+        if not _prompt_of(record):
+            raise request_error(f"{file}, line {number}: expected `prompt` or `prompt_token_ids`")
         records.append(record)
     if not records:
         raise request_error(f"{file}: holds no prompts")
@@ -390,7 +410,9 @@ def _read_jsonl(file: Path) -> list[dict[str, Any]]:
 
 
 def _prompt_of(record: dict[str, Any]) -> dict[str, Any]:
-    return {key: record[key] for key in ("prompt", "prompt_token_ids") if key in record}
+    """Returns the prompt of a line: its text if it has one (tokens are of one tokenizer), else its tokens."""
+    given = (key for key in ("prompt", "prompt_token_ids") if record.get(key) is not None)
+    return {key: record[key] for key in itertools.islice(given, 1)}
 
 
 def _read_bytes(file: Path) -> bytes:

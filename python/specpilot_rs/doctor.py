@@ -1,13 +1,13 @@
 """What could go wrong here, found before a model is loaded.
 
-In: nothing, or a checkpoint directory. Out: findings, each OK, WARN or FAIL, the latter two with what to do.
-Weight files are judged by their headers, so a check of a large model takes no time; only loading proves the
-tensors' shapes.
+In: nothing, or a model's directory or hub id. Out: findings, each OK, WARN or FAIL, the latter two with what
+to do. Weight files are judged by their headers, so a check of a large model takes no time; only loading
+proves the tensors' shapes. Of a hub model all but the weights is fetched, and weights are judged if they are
+in the cache.
 """
 
 from __future__ import annotations
 
-import errno
 import importlib.metadata
 import json
 import os
@@ -25,12 +25,9 @@ from specpilot_rs.options import as_integer, shown
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
 _MIN_PYTHON = (3, 11)
-_TARGETS = ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM", "LlamaForCausalLM")
-_DRAFTERS = ("DFlashDraftModel", "DFlash2DraftModel")
 _DTYPES = ("BF16", "F32")
 # A matrix in 12 bits a weight is stored as these parts, in dtypes of their own.
 _W12_PART = re.compile(r"\.w12_(plane8|plane4|base|counts|escapes)$")
-_PARTS_NOT_READ = ("model.visual.", "mtp.")
 _UNREADABLE = (OSError, ValueError, RecursionError, MemoryError)
 """What reading a damaged file can raise; the checks themselves raise only `ValueError`."""
 
@@ -57,11 +54,24 @@ class Finding:
         return {"level": self.level.value, "what": self.what, "message": self.message, "fix": self.fix}
 
 
-def examine(directory: Path | None) -> list[Finding]:
-    """Looks at the environment and, if given, a checkpoint."""
+@dataclass(frozen=True)
+class _Kind:
+    """What a config says that a checkpoint is."""
+
+    is_drafter: bool = False
+    prefixes_not_read: tuple[str, ...] = ()
+
+
+def examine(model: str | os.PathLike[str] | None, revision: str | None = None) -> list[Finding]:
+    """Looks at the environment and, if given, a model.
+
+    Args:
+        model: Directory or hub id.
+        revision: Branch, tag or commit on the hub.
+    """
     findings = [*_environment()]
-    if directory is not None:
-        findings += _checkpoint(directory)
+    if model is not None:
+        findings += _model(model, revision)
     return findings
 
 
@@ -120,18 +130,25 @@ def _available_bytes() -> int | None:
     return None if kib is None else int(kib) * 1024
 
 
-def _checkpoint(directory: Path) -> Iterator[Finding]:
+def _model(model: str | os.PathLike[str], revision: str | None) -> Iterator[Finding]:
     try:
+        from specpilot_rs.errors import SpecPilotError
+        from specpilot_rs.hub import FILES, WEIGHT_FILES, model_directory
+    except ImportError:
+        return  # reported with the environment
+    try:
+        directory = model_directory(
+            model, revision, files=[pattern for pattern in FILES if pattern != WEIGHT_FILES]
+        )
         os.listdir(directory)
-        if not os.access(directory, os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except (OSError, ValueError) as error:
-        reason = "no such directory" if isinstance(error, FileNotFoundError) else _reason(error)
-        yield Finding(Level.FAIL, "checkpoint", f"{directory}: {reason}", "download the model first")
+    except (SpecPilotError, OSError) as error:
+        fix = "give the directory of a checkpoint, or a hub id that can be reached from here"
+        yield Finding(Level.FAIL, "checkpoint", _reason(error), fix)
         return
-    yield _config(directory)
-    yield from _weights(directory)
-    yield from _tokenizer(directory)
+    finding, kind = _config(directory)
+    yield finding
+    yield from _weights(directory, kind, is_cached=not Path(model).expanduser().is_dir())
+    yield from _tokenizer(directory, kind)
 
 
 def _json_file(file: Path) -> dict[str, Any]:
@@ -156,32 +173,33 @@ def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _config(directory: Path) -> Finding:
-    file = directory / "config.json"
+def _config(directory: Path) -> tuple[Finding, _Kind]:
+    from specpilot_rs._core import DRAFTER_ARCHITECTURES, TARGET_ARCHITECTURES
+
+    def failed(message: str, fix: str) -> tuple[Finding, _Kind]:
+        return Finding(Level.FAIL, "config.json", message, fix), _Kind()
+
     try:
-        config = _json_file(file)
+        config = _json_file(directory / "config.json")
     except _UNREADABLE as error:
-        return Finding(Level.FAIL, "config.json", _reason(error), "download the file again")
+        return failed(_reason(error), "download the file again")
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        return Finding(
-            Level.FAIL,
-            "config.json",
-            f"`architectures` should be a list of names, got {shown(names)}",
-            "download it again",
-        )
-    known = next((name for name in names if name in _TARGETS or name in _DRAFTERS), None)
-    if known is None:
-        return Finding(
-            Level.FAIL,
-            "config.json",
-            f"architecture {shown(names[0])} is not supported",
-            f"use a model of {', '.join(_TARGETS)} or a drafter of {', '.join(_DRAFTERS)}",
-        )
-    return Finding(Level.OK, "config.json", known)
+        return failed(f"`architectures` should be a list of names, got {shown(names)}", "download it again")
+    for name in names:
+        if name in TARGET_ARCHITECTURES:
+            kind = _Kind(prefixes_not_read=TARGET_ARCHITECTURES[name])
+            return Finding(Level.OK, "config.json", name), kind
+        if name in DRAFTER_ARCHITECTURES:
+            return Finding(Level.OK, "config.json", f"{name}, a drafter"), _Kind(is_drafter=True)
+    targets, drafters = ", ".join(TARGET_ARCHITECTURES), ", ".join(DRAFTER_ARCHITECTURES)
+    return failed(
+        f"architecture {shown(names[0])} is not supported",
+        f"use a model of {targets} or a drafter of {drafters}",
+    )
 
 
-def _weights(directory: Path) -> Iterator[Finding]:
+def _weights(directory: Path, kind: _Kind, *, is_cached: bool) -> Iterator[Finding]:
     index, single = directory / "model.safetensors.index.json", directory / "model.safetensors"
     weight_map: dict[str, str] = {}
     if single.exists():  # as in loading, it comes before an index
@@ -195,6 +213,17 @@ def _weights(directory: Path) -> Iterator[Finding]:
             )
             return
         files = sorted({directory / shard for shard in weight_map.values()})
+        missing = [file for file in files if not file.exists()]
+        if is_cached and missing:
+            yield Finding(
+                Level.OK,
+                "weights",
+                f"{len(missing)} of {len(files)} file(s) not downloaded yet; opening the model does",
+            )
+            return
+    elif is_cached:
+        yield Finding(Level.OK, "weights", "not downloaded yet; opening the model does")
+        return
     else:
         yield Finding(
             Level.FAIL,
@@ -227,7 +256,7 @@ def _weights(directory: Path) -> Iterator[Finding]:
     others = {
         name: dtype
         for name, dtype in dtypes.items()
-        if dtype not in _DTYPES and not name.startswith(_PARTS_NOT_READ) and not _W12_PART.search(name)
+        if dtype not in _DTYPES and not name.startswith(kind.prefixes_not_read) and not _W12_PART.search(name)
     }
     if others:
         name, dtype = next(iter(others.items()))
@@ -292,7 +321,10 @@ def _tensor_dtypes(file: Path) -> dict[str, str]:
     return dtypes
 
 
-def _tokenizer(directory: Path) -> Iterator[Finding]:
+def _tokenizer(directory: Path, kind: _Kind) -> Iterator[Finding]:
+    if kind.is_drafter and not (directory / "tokenizer.json").exists():
+        yield Finding(Level.OK, "tokenizer", "none, as usual: a drafter takes its target's")
+        return
     try:
         from specpilot_rs.tokenizer import Tokenizer
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from specpilot_rs.errors import CheckpointError, OptionError
 from specpilot_rs.options import is_text, shown
 
+WEIGHT_FILES = "*.safetensors"
+"""Pattern of the files that hold weights."""
 FILES = (
     "config.json",
     "generation_config.json",
@@ -21,7 +23,7 @@ FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
-    "*.safetensors",
+    WEIGHT_FILES,
     "*.safetensors.index.json",
 )
 """Patterns of the files fetched, from the top folder of a repository only."""

@@ -8,6 +8,7 @@ the requests of its call and leaves the engine usable.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import sys
 from collections.abc import Generator, Mapping, Sequence
@@ -28,24 +29,16 @@ from specpilot_rs.options import (
     refuse_unknown_options,
     shown,
     token_ids_of,
+    without_neutral,
 )
 from specpilot_rs.outputs import RequestOutput, StreamOutput
-from specpilot_rs.running import RunningRequest, RunningRequests, Submission
+from specpilot_rs.running import RunningRequest, RunningRequests, Submission, naming
 from specpilot_rs.tokenizer import TextDecoder, Tokenizer
 
 Prompt = str | Mapping[str, Any]
 Message = Mapping[str, Any]
 
 _DEMO_SPECULATION: Mapping[str, Any] = MappingProxyType({"method": "dflash2"})
-_LLM_OPTIONS = (
-    "model",
-    "tokenizer",
-    "skip_tokenizer_init",
-    "revision",
-    "speculative_config",
-    "profile",
-    *(f.name for f in dataclasses.fields(EngineOptions)[:8]),
-)
 
 
 class LLM:
@@ -60,6 +53,7 @@ class LLM:
         dtype: str = EngineOptions.dtype,
         device: str = EngineOptions.device,
         weight_format: str = EngineOptions.weight_format,
+        head: str = EngineOptions.head,
         max_model_len: int | None = EngineOptions.max_model_len,
         max_num_seqs: int = EngineOptions.max_num_seqs,
         gpu_memory_utilization: float = EngineOptions.gpu_memory_utilization,
@@ -79,6 +73,7 @@ class LLM:
             dtype: Type of activations.
             device: "auto" or "cpu".
             weight_format: How weights are held.
+            head: How greedy tokens are found: "dense", "screened" or "auto"; the tokens are the same.
             max_model_len: Most tokens of prompt and output together.
             max_num_seqs: Most requests decoded at once.
             gpu_memory_utilization: Share of the device's memory that the engine may take.
@@ -87,12 +82,14 @@ class LLM:
             seed: Seed of whatever is random; greedy decoding uses none.
             profile: A tuned profile; not in this release.
             num_threads: Worker threads on the CPU.
-            **unknown: Refused, with the nearest valid name.
+            **unknown: Other options of vLLM, accepted where they ask for nothing (`tensor_parallel_size=1`,
+                `trust_remote_code=False`); all else is refused, with the nearest valid name.
 
         Raises:
             SpecPilotError: Of the class that says what is wrong; no engine is left behind.
         """
-        refuse_unknown_options(unknown, _LLM_OPTIONS, "LLM")
+        known = tuple(inspect.signature(LLM.__init__).parameters)[1:-1]
+        refuse_unknown_options(without_neutral(unknown, "LLM"), known, "LLM")
         if not isinstance(skip_tokenizer_init, bool):
             raise OptionError(
                 f"option `skip_tokenizer_init` should be True or False, got {shown(skip_tokenizer_init)}"
@@ -106,6 +103,7 @@ class LLM:
             dtype=dtype,
             device=device,
             weight_format=weight_format,
+            head=head,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             gpu_memory_utilization=gpu_memory_utilization,
@@ -195,16 +193,24 @@ class LLM:
             Outputs in the order of the prompts.
 
         Raises:
-            RequestError: A prompt or parameter cannot be served; nothing was generated.
+            RequestError: A prompt or parameter cannot be served, and nothing was generated; or a request
+                could not go on, because its logits were no numbers, which ends the whole call and drops what
+                its other prompts gave. Of several prompts the message names the one.
         """
-        for name, value in (("record_logits", record_logits), ("record_rounds", record_rounds)):
+        for option, value in (("record_logits", record_logits), ("record_rounds", record_rounds)):
             if not isinstance(value, bool):
-                raise RequestError(f"`{name}` should be True or False, got {value!r}")
+                raise RequestError(f"`{option}` should be True or False, got {value!r}")
         several = [prompts] if isinstance(prompts, str | Mapping) else _as_list(prompts, "prompts")
-        submissions = [
-            self._submission(prompt, params, record_logits=record_logits, record_rounds=record_rounds)
-            for prompt, params in zip(several, _params_for(sampling_params, len(several)), strict=True)
-        ]
+        submissions = []
+        for index, (prompt, params) in enumerate(
+            zip(several, _params_for(sampling_params, len(several)), strict=True)
+        ):
+            name = f"prompt {index}" if len(several) > 1 else None
+            with naming(name):
+                submission = self._submission(
+                    prompt, params, name=name, record_logits=record_logits, record_rounds=record_rounds
+                )
+            submissions.append(submission)
         return self._run(submissions, use_tqdm)
 
     def chat(
@@ -231,22 +237,24 @@ class LLM:
             Outputs in the order of the conversations.
 
         Raises:
-            RequestError: A conversation or parameter cannot be served; nothing was generated.
+            RequestError: As for `generate`.
         """
         tokenizer = self.get_tokenizer()
         listed = _as_list(messages, "messages")
         conversations: list[Any] = [listed] if not listed or isinstance(listed[0], Mapping) else listed
         submissions = []
-        for conversation, params in zip(
-            conversations, _params_for(sampling_params, len(conversations)), strict=True
+        for index, (conversation, params) in enumerate(
+            zip(conversations, _params_for(sampling_params, len(conversations)), strict=True)
         ):
-            text, token_ids = tokenizer.encode_chat(
-                conversation,
-                add_generation_prompt=add_generation_prompt,
-                chat_template=chat_template,
-                chat_template_kwargs=chat_template_kwargs,
-            )
-            submissions.append(self._submit_tokens(text, token_ids, params))
+            name = f"conversation {index}" if len(conversations) > 1 else None
+            with naming(name):
+                text, token_ids = tokenizer.encode_chat(
+                    conversation,
+                    add_generation_prompt=add_generation_prompt,
+                    chat_template=chat_template,
+                    chat_template_kwargs=chat_template_kwargs,
+                )
+                submissions.append(self._submit_tokens(text, token_ids, params, name=name))
         return self._run(submissions, use_tqdm)
 
     def stream(
@@ -264,9 +272,12 @@ class LLM:
             An iterator of pieces; the last one carries the whole output.
 
         Raises:
-            RequestError: The prompt or a parameter cannot be served.
+            RequestError: The prompt or a parameter cannot be served; or, from the iterator after the last
+                piece, the request could not go on, because its logits were no numbers.
         """
-        return self._pieces(self._submission(prompt, _params_for(sampling_params, 1)[0]))
+        submission = self._submission(prompt, _params_for(sampling_params, 1)[0])
+        self._running.check(submission)
+        return self._pieces(submission)
 
     def score(self, prompt_token_ids: Sequence[int]) -> ScoreRecord:
         """Returns fp32 logits, residual norms and the final recurrent state of a prompt; generates nothing.
@@ -316,15 +327,15 @@ class LLM:
                 while not all(request.finished for request in requests):
                     self._running.advance(requests)
                     progress.update()
+                    for request in requests:
+                        request.raise_failure()
         finally:
             self._running.abort(requests)
-        for request in requests:
-            request.raise_failure()
         return [request.output for request in requests if request.output is not None]
 
-    def _submission(self, prompt: Prompt, params: SamplingParams, **record: bool) -> Submission:
+    def _submission(self, prompt: Prompt, params: SamplingParams, **details: Any) -> Submission:
         if isinstance(prompt, str):
-            return self._submit_tokens(prompt, self._encode(prompt), params, **record)
+            return self._submit_tokens(prompt, self._encode(prompt), params, **details)
         if not isinstance(prompt, Mapping):
             raise RequestError(f"a prompt should be a text or a mapping, got {type(prompt).__name__}")
         for key in prompt:
@@ -337,10 +348,10 @@ class LLM:
                 f"a prompt should hold one of `prompt` and `prompt_token_ids`, got {len(prompt)}"
             )
         if "prompt_token_ids" in prompt:
-            return self._submit_tokens(None, prompt["prompt_token_ids"], params, **record)
+            return self._submit_tokens(None, prompt["prompt_token_ids"], params, **details)
         if not isinstance(prompt["prompt"], str):
             raise RequestError(f"`prompt` should be a text, got {type(prompt['prompt']).__name__}")
-        return self._submit_tokens(prompt["prompt"], self._encode(prompt["prompt"]), params, **record)
+        return self._submit_tokens(prompt["prompt"], self._encode(prompt["prompt"]), params, **details)
 
     def _encode(self, text: str) -> list[int]:
         if self._tokenizer is None:
@@ -348,18 +359,15 @@ class LLM:
         return self._tokenizer.encode(text)
 
     def _submit_tokens(
-        self, text: str | None, token_ids: Sequence[int], params: SamplingParams, **record: bool
+        self, text: str | None, token_ids: Sequence[int], params: SamplingParams, **details: Any
     ) -> Submission:
         if params.stop_strings and self._tokenizer is None:
             raise RequestError("stop strings need a tokenizer; give stop_token_ids")
         checked = self._checked_ids(token_ids)
-        if params.max_tokens is None:
-            room = int(self._plan["max_model_len"]) - len(checked)
-            params = dataclasses.replace(params, max_tokens=max(room, params.min_tokens, 1))
         decoder = None
         if self._tokenizer is not None and params.detokenize:
             decoder = TextDecoder(self._tokenizer, skip_special_tokens=params.skip_special_tokens)
-        return Submission(text, checked, params, decoder, **record)
+        return Submission(text, checked, params, decoder, **details)
 
     def _checked_ids(self, token_ids: Sequence[int]) -> list[int]:
         vocab_size = int(self._plan["vocab_size"])

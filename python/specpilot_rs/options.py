@@ -17,6 +17,7 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeGuard
 
 if TYPE_CHECKING:
@@ -72,6 +73,51 @@ def refuse_unknown_options(given: Iterable[str], valid: Iterable[str], where: st
     for name in given:
         if name not in names:
             raise option_error(f"{where} has no option `{name}`: {nearest(str(name), names)}")
+
+
+_NEUTRAL: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
+    {
+        "tensor_parallel_size": ((1,), "a model runs on one device"),
+        "pipeline_parallel_size": ((1,), "a model runs on one device"),
+        "data_parallel_size": ((1,), "a model runs on one device"),
+        "draft_tensor_parallel_size": ((1, None), "a drafter runs on its target's device"),
+        "distributed_executor_backend": ((None,), "a model runs on one device"),
+        "trust_remote_code": ((False,), "code of a checkpoint is never run"),
+        "tokenizer_mode": (("auto",), "there is one tokenizer"),
+        "load_format": (("auto", "safetensors"), "weights are read from safetensors"),
+        "quantization": ((None,), "weights are held as the checkpoint has them"),
+        "kv_cache_dtype": (("auto",), "keys and values are held as `dtype`"),
+        "enforce_eager": ((True, False), "nothing is captured or compiled"),
+        "enable_prefix_caching": ((None, False), "prompts share no memory"),
+        "enable_lora": ((False,), "adapters are not in this release"),
+        "cpu_offload_gb": ((0.0,), "weights stay on their device"),
+        "hf_overrides": ((None, {}), "configs are taken as they are"),
+        "disable_log_stats": ((True, False), "nothing is logged"),
+    }
+)
+"""vLLM's options without a counterpart here: the values that ask for nothing, and why there is no other."""
+
+
+def without_neutral(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Returns options without those of vLLM that have no counterpart here and ask for nothing.
+
+    Args:
+        given: Options as the caller wrote them.
+        where: What has these options, for the message.
+
+    Raises:
+        OptionError: One of them asks for something.
+    """
+    kept = {}
+    for name, value in given.items():
+        if name not in _NEUTRAL:
+            kept[name] = value
+            continue
+        neutral, reason = _NEUTRAL[name]
+        if not any(_is_same(value, item) for item in neutral):
+            allowed = " or ".join(repr(item) for item in neutral)
+            raise option_error(f"{where} option `{name}` should be {allowed} ({reason}), got {shown(value)}")
+    return kept
 
 
 MAX_INTEGER = 2**31 - 1
@@ -139,6 +185,11 @@ class EngineOptions:
         "auto",
         "How linear layers are held: auto (as in the checkpoint), bf16 or w12. All give the same bits.",
     )
+    head: str = _option(
+        "auto",
+        "How greedy tokens are found: dense (all logits), screened (an INT8 copy of the LM head picks the "
+        "few that could win; same tokens) or auto (screened where that is faster).",
+    )
     max_model_len: int | None = _option(
         None, "Most tokens of prompt and output; the model's own limit if omitted."
     )
@@ -154,7 +205,7 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         """Refuses values whose type Rust could not even read."""
-        for name in ("dtype", "device", "weight_format"):
+        for name in ("dtype", "device", "weight_format", "head"):
             _require(is_text(getattr(self, name)), name, "a string", getattr(self, name))
         for name, most, optional in (
             ("max_model_len", MAX_INTEGER, True),
@@ -249,7 +300,8 @@ class SpeculativeConfig:
             return value
         if not isinstance(value, Mapping):
             _refuse_config(value)
-        return cls(**{str(key): item for key, item in value.items()})
+        named = {str(key): item for key, item in value.items()}
+        return cls(**without_neutral(named, "speculative_config"))
 
 
 def _refuse_config(value: object) -> NoReturn:
@@ -376,6 +428,8 @@ def _is_same(value: object, only: object) -> bool:
     # Types first: True == 1, and comparing an array gives no single answer.
     if only is None or isinstance(only, bool):
         return value is only
+    if isinstance(only, str | dict):
+        return type(value) is type(only) and value == only
     if isinstance(only, int):
         return as_integer(value) == only
     return as_integer(value) == only or (_is_number(value) and value == only)

@@ -33,6 +33,9 @@ class RequestMetrics:
         num_target_passes: Exact forwards of the target while decoding, prompt passes excluded.
         num_draft_tokens: Tokens drafted and verified.
         num_accepted_tokens: Drafted tokens that became output.
+        num_screened_rows: Rows whose token the screened LM head found; 0 with the dense head.
+        num_screen_survivors: Vocabulary entries that these rows had to multiply exactly.
+        num_screen_fallbacks: Rows among them that took the dense head after all.
         acceptance_histogram: Item i counts the passes that accepted i drafted tokens.
         per_position_acceptance: Share of passes with a draft at position i that accepted it.
         time_to_first_token_s: Seconds from submission to the first token.
@@ -44,6 +47,9 @@ class RequestMetrics:
     num_target_passes: int
     num_draft_tokens: int
     num_accepted_tokens: int
+    num_screened_rows: int
+    num_screen_survivors: int
+    num_screen_fallbacks: int
     acceptance_histogram: list[int]
     per_position_acceptance: list[float]
     time_to_first_token_s: float
@@ -67,6 +73,9 @@ class RequestMetrics:
             num_target_passes=metrics.num_target_passes,
             num_draft_tokens=metrics.num_draft_tokens,
             num_accepted_tokens=metrics.num_accepted_tokens,
+            num_screened_rows=metrics.num_screened_rows,
+            num_screen_survivors=metrics.num_screen_survivors,
+            num_screen_fallbacks=metrics.num_screen_fallbacks,
             acceptance_histogram=list(metrics.acceptance_histogram),
             per_position_acceptance=[
                 accepted / drafted if drafted else 0.0 for accepted, drafted in positions

@@ -39,7 +39,6 @@ def plan_memory(
     drafter: str | os.PathLike[str] | None = None,
     memory: str | None = None,
     device: str = "cpu",
-    screened_head: bool = True,
     options: EngineOptions | None = None,
 ) -> dict[str, Any]:
     """Plans a deployment without loading it.
@@ -50,7 +49,6 @@ def plan_memory(
         memory: The device's memory, such as "80GB" (10^9) or "80GiB"; what this machine has available if
             omitted.
         device: "cpu" or "cuda"; decides the type of activations, keys and values.
-        screened_head: Whether an INT8 copy of the LM head is kept.
         options: Limits, speculation and the share of the memory that the engine may take.
 
     Returns:
@@ -67,7 +65,6 @@ def plan_memory(
         options=options or EngineOptions(),
         memory=memory,
         device=device,
-        screened_head=screened_head,
     )
     return {
         "model": str(model_dir),

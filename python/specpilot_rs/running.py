@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from specpilot_rs._core import Engine, EngineOutput, StepEvent
@@ -18,6 +18,21 @@ from specpilot_rs.errors import InternalError, RequestError, SpecPilotError
 from specpilot_rs.options import SamplingParams
 from specpilot_rs.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamOutput
 from specpilot_rs.tokenizer import TextDecoder
+
+
+@contextlib.contextmanager
+def naming(name: str | None) -> Iterator[None]:
+    """Makes a `RequestError` say which of several prompts it is about.
+
+    Args:
+        name: How to call the prompt; None leaves errors as they are.
+    """
+    try:
+        yield
+    except RequestError as error:
+        if name is None:
+            raise
+        raise RequestError(f"{name}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -28,6 +43,8 @@ class Submission:
     prompt_token_ids: list[int]
     params: SamplingParams
     decoder: TextDecoder | None
+    name: str | None = None
+    """How errors call the prompt; None if its call has no other."""
     record_logits: bool = False
     record_rounds: bool = False
     score_only: bool = False
@@ -102,7 +119,8 @@ class RunningRequest:
     def finish(self, output: EngineOutput) -> None:
         """Takes the engine's final word."""
         if output.failure is not None:
-            self.failure = RequestError(output.failure)
+            name = self.submission.name
+            self.failure = RequestError(output.failure if name is None else f"{name}: {output.failure}")
         self.token_ids = list(output.token_ids)
         if self.submission.decoder is not None and self._stop_string is None:
             self.text += self.submission.decoder.finish()
@@ -169,13 +187,22 @@ class RunningRequests:
         with self._lock:
             try:
                 for submission in submissions:
-                    request_id = self._add(submission)
+                    with naming(submission.name):
+                        request_id = self._add(submission)
                     request = RunningRequest(request_id, submission)
                     self._by_id[request_id] = request
                     admitted.append(request)
             except BaseException:
                 self.abort(admitted)
                 raise
+
+    def check(self, submission: Submission) -> None:
+        """Raises if the engine would refuse a request for tokens; nothing is queued.
+
+        Raises:
+            RequestError: It would.
+        """
+        self._engine.check_request(submission.prompt_token_ids, submission.params)
 
     def _add(self, submission: Submission) -> int:
         if submission.score_only:

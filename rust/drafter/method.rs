@@ -7,8 +7,16 @@ use crate::error::{ConfigError, DrafterError, Error};
 use crate::model::config_file::Section;
 use crate::weights::Checkpoint;
 
-/// Architecture names that are served.
-const SUPPORTED: &str = "DFlashDraftModel, DFlash2DraftModel";
+/// Architecture names that are served, and the method that each one names.
+const SUPPORTED: [(&str, MethodKind); 2] = [
+    ("DFlashDraftModel", MethodKind::DFlash),
+    ("DFlash2DraftModel", MethodKind::DFlash2),
+];
+
+/// Names of all supported architectures.
+pub fn supported_architectures() -> impl Iterator<Item = &'static str> {
+    SUPPORTED.iter().map(|(architecture, _)| *architecture)
+}
 
 /// A drafter's method, with the sizes that only it has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -162,7 +170,7 @@ pub(super) fn by_name(dir: &Path, root: &Section<'_>) -> Result<MethodKind, Erro
     let unsupported = |got: String| {
         Error::from(DrafterError::Unsupported {
             file: dir.join("config.json"),
-            expected: SUPPORTED,
+            expected: SUPPORTED.map(|(architecture, _)| architecture).join(", "),
             got,
         })
     };
@@ -173,10 +181,11 @@ pub(super) fn by_name(dir: &Path, root: &Section<'_>) -> Result<MethodKind, Erro
     let names = root
         .optional_array("architectures")?
         .ok_or_else(|| root.missing("architectures", "an array with the drafter's class name"))?;
-    match names.first().and_then(|name| name.as_str()) {
-        Some("DFlashDraftModel") => Ok(MethodKind::DFlash),
-        Some("DFlash2DraftModel") => Ok(MethodKind::DFlash2),
-        Some(name) => Err(unsupported(name.to_owned())),
-        None => Err(root.invalid("architectures", "an array with one class name"))?,
+    let Some(name) = names.first().and_then(|name| name.as_str()) else {
+        return Err(root.invalid("architectures", "an array with one class name"))?;
+    };
+    match SUPPORTED.iter().find(|(known, _)| *known == name) {
+        Some((_, kind)) => Ok(*kind),
+        None => Err(unsupported(name.to_owned())),
     }
 }

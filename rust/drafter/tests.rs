@@ -11,7 +11,7 @@ use super::*;
 use crate::error::{DrafterError, Error};
 use crate::options::WeightFormat;
 use crate::weights::Checkpoint;
-use crate::weights::raw_safetensors::{copy, demo_target, edit_json};
+use crate::weights::raw_safetensors::{RawTensor, copy, demo_target, edit_json, edit_tensors};
 
 const NUM_SLOTS: usize = 3;
 const HIDDEN: usize = 256;
@@ -281,6 +281,64 @@ fn every_tap_every_position_and_the_anchor_matter() {
         assert_ne!(reference, proposals, "tap {tap}, position {position}");
         drafter.release(1);
     }
+}
+
+/// The demo target with a head of its own and the values of its embedding table times `scale`, a power of two.
+fn untied_target(scale: f32) -> DecoderWeights {
+    const SHARD: &str = "model-00001-of-00002.safetensors";
+    let dir = copy(&demo_target());
+    edit_json(dir.path(), "config.json", |config| {
+        config["tie_word_embeddings"] = false.into();
+    });
+    edit_json(dir.path(), "model.safetensors.index.json", |index| {
+        index["weight_map"]["lm_head.weight"] = SHARD.into();
+    });
+    edit_tensors(dir.path(), SHARD, |tensors| {
+        let name = "model.embed_tokens.weight";
+        let table = tensors.iter_mut().find(|t| t.name == name).unwrap();
+        let head = RawTensor {
+            name: "lm_head.weight".to_owned(),
+            ..table.clone()
+        };
+        table.bytes = table
+            .values()
+            .iter()
+            .flat_map(|value| ((value * scale).to_bits() >> 16).to_le_bytes()[..2].to_vec())
+            .collect();
+        tensors.push(head);
+    });
+    let config = ModelConfig::read(dir.path()).unwrap();
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    DecoderWeights::load(&checkpoint, &config, WeightFormat::Auto).unwrap()
+}
+
+/// A scale of two over the target's table drafts what a table of twice the values does, to the bit.
+#[test]
+fn input_embeddings_are_scaled() {
+    let drafted = |scale_key: Option<f64>, weights: &DecoderWeights| {
+        let dir = dflash_copy();
+        edit_json(dir.path(), "config.json", |config| {
+            if let Some(scale) = scale_key {
+                config["input_embedding_scale"] = scale.into();
+            }
+        });
+        let Target { config, device, .. } = target();
+        let drafter = DrafterConfig::read(dir.path()).unwrap();
+        let mut drafter = open(dir.path(), drafter, &demo_target(), config, device, 1, 2).unwrap();
+        fill(&mut *drafter, 0, 3, 70);
+        let wanted = DraftRequest {
+            num_draft_tokens: 15,
+            scores: MARGINAL,
+        };
+        drafter
+            .propose(device, weights, &[anchor(0, 40, 70)], wanted)
+            .unwrap()
+    };
+    let (once, twice) = (untied_target(1.0), untied_target(2.0));
+    let scaled = drafted(Some(2.0), &once);
+    assert_eq!(scaled, drafted(None, &twice));
+    assert_ne!(scaled, drafted(None, &once));
+    assert_eq!(drafted(Some(1.0), &once), drafted(None, &once));
 }
 
 #[test]

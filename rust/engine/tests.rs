@@ -12,6 +12,7 @@ fn options(max_num_seqs: usize) -> EngineOptions {
         dtype: "auto".into(),
         device: "cpu".into(),
         weight_format: "auto".into(),
+        head: "auto".into(),
         max_model_len: Some(200),
         max_num_seqs,
         gpu_memory_utilization: 0.9,
@@ -24,9 +25,10 @@ fn options(max_num_seqs: usize) -> EngineOptions {
     }
 }
 
-/// Bytes of the plan that `Device::alloc` gives: all but weights.
+/// Bytes of the plan that `Device::alloc` gives: all but weights and their copies.
 fn planned_buffers(footprint: &Footprint, num_pages: usize) -> u64 {
-    let weights = footprint.weights.total() + footprint.drafter.weights as u64;
+    let weights =
+        footprint.weights.total() + footprint.drafter.weights as u64 + footprint.head_copy;
     footprint.fixed_bytes() - weights + num_pages as u64 * footprint.page_bytes()
 }
 
@@ -38,6 +40,7 @@ fn assert_as_planned(engine: &Engine) {
     } = engine.plan();
     let weights = engine.target().weights();
     assert_eq!(footprint.weights.total(), weights.num_bytes() as u64);
+    assert_eq!(footprint.head_copy, engine.target().num_copy_bytes() as u64);
     let drafter_bytes = engine.pair.drafter.as_ref().map(|d| d.weight_bytes());
     assert_eq!(footprint.drafter.weights, drafter_bytes.unwrap_or(0));
     assert_eq!(
@@ -78,9 +81,13 @@ fn every_byte_is_planned_and_none_comes_later() {
         (family("llama_rope_scaling"), None),
     ];
     for (model, drafter) in cases {
-        for max_num_seqs in [1, 3] {
-            let mut engine =
-                Engine::open(&model, drafter.as_deref(), &options(max_num_seqs)).unwrap();
+        for (max_num_seqs, head) in [(1, "screened"), (3, "dense")] {
+            let options = EngineOptions {
+                head: head.into(),
+                ..options(max_num_seqs)
+            };
+            let mut engine = Engine::open(&model, drafter.as_deref(), &options).unwrap();
+            assert_eq!(engine.target().head_path().name(), head);
             assert_as_planned(&engine);
             assert_eq!(engine.plan().num_kv_pages, 4 * max_num_seqs);
             generate(&mut engine);

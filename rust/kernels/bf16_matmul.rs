@@ -7,6 +7,8 @@
 //! Rows and tiles of channels are multiplied in register blocks, so that a widened weight vector serves several rows
 //! and the chains of several tiles hide each other's latency. A block only groups chains; it changes none of them.
 
+mod tile_pairs;
+
 use std::iter::repeat;
 use std::ops::Range;
 
@@ -18,6 +20,7 @@ use super::simd::{self, Isa, LANES, Lanes, Task};
 use super::{Kernel, check_len, check_size};
 use crate::device::{Buffer, HostDevice};
 use crate::error::KernelError;
+pub(super) use tile_pairs::{TilePair, multiply_tile_pairs};
 
 /// Length of one multiply-add chain along K.
 pub const K_BLOCK: usize = 256;

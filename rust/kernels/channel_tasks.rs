@@ -9,7 +9,7 @@ use crate::device::HostDevice;
 
 /// Below this much work, as [`work`] counts it, a call stays on its own thread: about 25 us of one core, against the 5
 /// to 10 us that waking the pool costs.
-const MIN_PARALLEL_WORK: usize = 1 << 21;
+pub(super) const MIN_PARALLEL_WORK: usize = 1 << 21;
 /// Tasks per thread: enough to even out threads, few enough to read long runs of weights.
 const TASKS_PER_THREAD: usize = 4;
 /// Most tiles of a register block; a task holds a multiple of it.

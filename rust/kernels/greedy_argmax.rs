@@ -22,6 +22,8 @@ pub struct GreedyArgmaxArgs<'a> {
     pub masked: &'a [&'a [u32]],
     /// Result, one id per row.
     pub token_ids: &'a mut [u32],
+    /// Result, the logits of these ids.
+    pub best_logits: &'a mut [f32],
 }
 
 /// The kernel; see the module's head for its contract.
@@ -42,40 +44,53 @@ impl Kernel for GreedyArgmax {
         )?;
         check_len(Self::NAME, "masked", args.masked.len(), num_rows)?;
         check_len(Self::NAME, "token_ids", args.token_ids.len(), num_rows)?;
-        for masked in args.masked.iter().filter(|ids| ids.len() >= vocab_size) {
-            let got = sorted_within(masked, vocab_size).len();
-            if got == vocab_size {
-                return Err(KernelError::OutOfRange {
-                    kernel: Self::NAME,
-                    argument: "number of masked ids",
-                    bound: vocab_size,
-                    got,
-                });
-            }
-        }
-        Ok(())
+        check_len(Self::NAME, "best_logits", args.best_logits.len(), num_rows)?;
+        check_masks(Self::NAME, args.masked, vocab_size)
     }
 
     fn host(device: &HostDevice, args: GreedyArgmaxArgs<'_>) {
         let logits = &args.logits.host()[..args.num_rows * args.vocab_size];
         let token_ids = &mut args.token_ids[..args.num_rows];
-        let decide = |row: usize| {
+        let best_logits = &mut args.best_logits[..args.num_rows];
+        let decide = |row: usize, id: &mut u32, best: &mut f32| {
             let logits = &logits[row * args.vocab_size..][..args.vocab_size];
-            row_argmax(logits, args.masked[row])
+            *id = row_argmax(logits, args.masked[row]);
+            *best = logits[*id as usize];
         };
         if logits.len() < MIN_PARALLEL_ELEMENTS || args.num_rows == 1 {
-            for (row, id) in token_ids.iter_mut().enumerate() {
-                *id = decide(row);
+            for (row, (id, best)) in token_ids.iter_mut().zip(best_logits).enumerate() {
+                decide(row, id, best);
             }
         } else {
             device.install(|| {
                 token_ids
                     .par_iter_mut()
+                    .zip(best_logits)
                     .enumerate()
-                    .for_each(|(row, id)| *id = decide(row));
+                    .for_each(|(row, (id, best))| decide(row, id, best));
             });
         }
     }
+}
+
+/// Refuses a row all of whose ids are masked.
+pub(super) fn check_masks(
+    kernel: &'static str,
+    masked: &[&[u32]],
+    vocab_size: usize,
+) -> Result<(), KernelError> {
+    for masked in masked.iter().filter(|ids| ids.len() >= vocab_size) {
+        let got = sorted_within(masked, vocab_size).len();
+        if got == vocab_size {
+            return Err(KernelError::OutOfRange {
+                kernel,
+                argument: "number of masked ids",
+                bound: vocab_size,
+                got,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// The distinct ids below `vocab_size`, ascending.

@@ -16,6 +16,7 @@ pub mod gather_taps;
 pub mod gdn_fold;
 pub mod gdn_wy;
 pub mod greedy_argmax;
+pub mod lm_head_screen;
 mod packed_bf16;
 mod packed_w12;
 pub mod paths;

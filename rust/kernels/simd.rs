@@ -4,6 +4,7 @@
 //! set of this machine. Every operation is defined lane by lane (fused multiply-add included) and [`Lanes::sum`] has
 //! one fixed order, so a kernel gives the same bits on AVX-512, AVX2 and the portable path.
 
+pub mod bytes;
 mod portable;
 mod words;
 #[cfg(target_arch = "x86_64")]

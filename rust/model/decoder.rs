@@ -10,11 +10,12 @@ use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
 use crate::kernels::gate::{Gate, GateArgs, GateKind};
-use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
+use crate::kernels::lm_head_screen::ScreenedHead;
 use crate::kernels::paths::RowPaths;
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 
 use super::config::ModelConfig;
+use super::head::{GreedyChoices, Head, HeadPath};
 use super::tail::{LayerTail, PassTail};
 use super::weights::{DecoderWeights, LayerWeights, MixerWeights};
 use super::{attention, gdn};
@@ -33,7 +34,6 @@ pub(super) struct Workspace<B = Buffer<f32>> {
     gate: B,
     up: B,
     hidden: B,
-    head_rows: B,
     taps: Vec<B>,
 }
 
@@ -74,7 +74,7 @@ pub struct Decoder {
     tap_layers: Vec<usize>,
     workspace: Workspace,
     tail: PassTail,
-    logits: Buffer<f32>,
+    head: Head,
 }
 
 impl Decoder {
@@ -84,6 +84,7 @@ impl Decoder {
         config: ModelConfig,
         weights: DecoderWeights,
         tap_layers: &[usize],
+        head: HeadPath,
         max_rows: usize,
         device: &Device,
     ) -> Self {
@@ -94,7 +95,7 @@ impl Decoder {
             }),
             tail: PassTail::new(&config, max_rows, device),
             tap_layers: tap_layers.to_vec(),
-            logits: device.alloc(max_rows * config.vocab_size),
+            head: Head::new(device, &weights, head, max_rows),
             config,
             weights,
         }
@@ -110,7 +111,7 @@ impl Decoder {
         let mut row_len = 0;
         Workspace::with(config, num_taps, |width| row_len += width);
         PassBytes {
-            activations: max_rows * row_len * activation_bytes,
+            activations: max_rows * (row_len + config.hidden_size) * activation_bytes,
             tail: max_rows * PassTail::row_bytes_of(config, activation_bytes),
             logits: max_rows * config.vocab_size * size_of::<f32>(),
         }
@@ -197,26 +198,57 @@ impl Decoder {
     /// # Errors
     /// [`KernelError`] when a kernel refuses its arguments.
     pub fn logits(&mut self, device: &Device, rows: &[u32]) -> Result<&Buffer<f32>, KernelError> {
-        let Workspace {
-            hidden, head_rows, ..
-        } = &mut self.workspace;
-        GatherTaps::run(
-            device,
-            GatherTapsArgs {
-                taps: std::slice::from_ref(hidden),
-                rows,
-                width: self.config.hidden_size,
-                y: head_rows,
-            },
-        )?;
-        self.weights
-            .logits(device, head_rows, rows.len(), &mut self.logits)?;
-        Ok(&self.logits)
+        let hidden = &self.workspace.hidden;
+        self.head.logits(device, &self.weights, hidden, rows)
     }
 
-    /// What the last call of [`Self::logits`] computed.
+    /// What the last call of [`Self::logits`] or [`Self::choose_with_logits`] computed.
     pub fn last_logits(&self) -> &Buffer<f32> {
-        &self.logits
+        self.head.last_logits()
+    }
+
+    /// Greedy tokens of chosen rows of the last forward, `masked` listing the ids that each may not choose; screened
+    /// where the engine screens.
+    ///
+    /// # Errors
+    /// [`KernelError`] when a kernel refuses its arguments.
+    pub fn choose(
+        &mut self,
+        device: &Device,
+        rows: &[u32],
+        masked: &[&[u32]],
+    ) -> Result<GreedyChoices, KernelError> {
+        let hidden = &self.workspace.hidden;
+        self.head
+            .choose(device, &self.weights, hidden, rows, masked)
+    }
+
+    /// The same tokens by all logits, which [`Self::last_logits`] then gives.
+    ///
+    /// # Errors
+    /// [`KernelError`] when a kernel refuses its arguments.
+    pub fn choose_with_logits(
+        &mut self,
+        device: &Device,
+        rows: &[u32],
+        masked: &[&[u32]],
+    ) -> Result<GreedyChoices, KernelError> {
+        let hidden = &self.workspace.hidden;
+        self.head
+            .choose_densely(device, &self.weights, hidden, rows, masked)
+    }
+
+    /// How greedy tokens are found.
+    pub fn head_path(&self) -> HeadPath {
+        match self.head.screened() {
+            Some(_) => HeadPath::Screened,
+            None => HeadPath::Dense,
+        }
+    }
+
+    /// Bytes of copies made of the weights: the screened head.
+    pub fn num_copy_bytes(&self) -> usize {
+        self.head.screened().map_or(0, ScreenedHead::num_bytes)
     }
 
     /// Commits the rows of one accepted path of the last forward to the caches of `slot`.
@@ -343,7 +375,6 @@ impl<B> Workspace<B> {
             gate: alloc(config.intermediate_size),
             up: alloc(config.intermediate_size),
             hidden: alloc(config.hidden_size),
-            head_rows: alloc(config.hidden_size),
             taps: (0..num_taps).map(|_| alloc(config.hidden_size)).collect(),
         }
     }

@@ -68,9 +68,12 @@ struct Traits {
     gdn: Option<GdnConfig>,
 }
 
-/// Names of all supported architectures, comma-separated.
-pub fn supported_architectures() -> String {
-    FAMILIES.each_ref().map(|f| f.architecture).join(", ")
+/// All supported architectures by name, each with the prefixes of the tensors that belong to another model (a vision
+/// tower) and are not read.
+pub fn supported_architectures() -> impl Iterator<Item = (&'static str, &'static [&'static str])> {
+    FAMILIES
+        .iter()
+        .map(|family| (family.architecture, family.names.ignored_prefixes))
 }
 
 /// Reads the config of the model in `dir`; see [`ModelConfig::read`].
@@ -137,7 +140,8 @@ fn find_family(path: &Path, root: &Section<'_>) -> Result<&'static Family> {
     {
         return Ok(family);
     }
-    let (file, expected) = (path.to_owned(), supported_architectures());
+    let file = path.to_owned();
+    let expected = FAMILIES.each_ref().map(|f| f.architecture).join(", ");
     let got = match names.first() {
         Some(Value::String(name)) => name.clone(),
         other => other.unwrap_or(&Value::Null).to_string(),

@@ -7,6 +7,7 @@ pub mod config_file;
 pub mod decoder;
 pub mod families;
 mod gdn;
+pub mod head;
 mod tail;
 pub mod tensor_role;
 pub mod weights;

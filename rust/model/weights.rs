@@ -165,6 +165,14 @@ impl DecoderWeights {
         }
     }
 
+    /// The BF16 weights behind [`Self::logits`], where they are held as such.
+    pub fn head_bf16(&self) -> Option<&PackedBf16> {
+        match &self.lm_head {
+            Some(head) => head.as_bf16(),
+            None => Some(&self.embed),
+        }
+    }
+
     /// Bytes of all weights in memory.
     pub fn num_bytes(&self) -> usize {
         let matrices: usize = self.matrices().map(Linear::num_bytes).sum();

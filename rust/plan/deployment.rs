@@ -26,8 +26,6 @@ pub struct Setting<'a> {
     pub backend: Backend,
     /// The device's memory; `None` = what this machine has available.
     pub memory_bytes: Option<u64>,
-    /// Whether an INT8 copy of the LM head is kept for screening.
-    pub screened_head: bool,
 }
 
 /// A planned deployment.
@@ -78,7 +76,7 @@ impl DeploymentPlan {
             true => Some(Checkpoint::open(setting.model)?),
             false => None,
         };
-        let limits = Limits::resolve(options, &config, drafter.as_ref())?;
+        let limits = Limits::resolve(options, &config, drafter.as_ref(), setting.backend)?;
         let memory_bytes = match (setting.memory_bytes, setting.backend) {
             (Some(bytes), _) => Some(bytes),
             (None, Backend::Host) => available_bytes(),
@@ -97,7 +95,6 @@ impl DeploymentPlan {
                 drafter: drafter.as_ref(),
                 limits: &limits,
                 format,
-                screened_head: setting.screened_head,
                 backend: setting.backend,
             });
             FormatPlan {

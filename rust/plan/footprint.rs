@@ -13,9 +13,11 @@ use crate::drafter::config::DrafterConfig;
 use crate::drafter::footprint::DrafterBytes;
 use crate::error::OptionError;
 use crate::kernels::gdn_wy::GdnShape;
+use crate::kernels::lm_head_screen::ScreenedHead;
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::model::config::ModelConfig;
 use crate::model::decoder::{Decoder, PassBytes};
+use crate::model::head::HeadPath;
 use crate::options::WeightFormat;
 use crate::weights::Checkpoint;
 
@@ -87,8 +89,6 @@ pub struct Holdings<'a> {
     pub limits: &'a Limits,
     /// How linear layers are held.
     pub format: WeightFormat,
-    /// Whether an INT8 copy of the LM head is kept for screening.
-    pub screened_head: bool,
     /// Where it all is.
     pub backend: Backend,
 }
@@ -112,9 +112,6 @@ pub struct Footprint {
     pub kv_page: u64,
 }
 
-/// Fp32 values that screening keeps per row of the INT8 head: its scale and the two factors of its bound.
-const SCREEN_VALUES_PER_ROW: usize = 3;
-
 impl Footprint {
     /// The footprint of `holdings`.
     pub fn of(holdings: &Holdings<'_>) -> Self {
@@ -128,12 +125,13 @@ impl Footprint {
         let num_slots = limits.max_num_seqs;
         let num_taps = drafter.map_or(0, |drafter| drafter.target_layer_ids.len());
         let kv_shapes = vec![kv_shape(config); config.num_attention_layers()];
-        let screen_row = config.hidden_size + SCREEN_VALUES_PER_ROW * size_of::<f32>();
         Self {
             weights: WeightBytes::of(config, holdings.format, holdings.headers, holdings.backend),
-            head_copy: match holdings.screened_head {
-                true => (config.vocab_size * screen_row) as u64,
-                false => 0,
+            head_copy: match limits.head {
+                HeadPath::Screened => {
+                    ScreenedHead::bytes_for(config.vocab_size, config.hidden_size) as u64
+                }
+                HeadPath::Dense => 0,
             },
             gdn_slot: gdn_shape(config).map_or_else(GdnSlotBytes::default, |shape| {
                 GdnCache::slot_bytes_of(&shape, config.num_gdn_layers(), activation_bytes)

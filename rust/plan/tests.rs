@@ -34,6 +34,7 @@ fn options(max_num_seqs: usize) -> EngineOptions {
         dtype: "auto".into(),
         device: "auto".into(),
         weight_format: "auto".into(),
+        head: "auto".into(),
         max_model_len: None,
         max_num_seqs,
         gpu_memory_utilization: 0.9,
@@ -52,7 +53,6 @@ fn setting<'a>(model: &'a Path, memory_bytes: u64) -> Setting<'a> {
         drafter: None,
         backend: Backend::Cuda,
         memory_bytes: Some(memory_bytes),
-        screened_head: true,
     }
 }
 
@@ -83,7 +83,7 @@ fn sequence_memory_is_that_worked_out_by_hand() {
         ("llama-3.1-8b", 32 * 2 * 8 * 128 * 2, 0, 0),
     ] {
         let config = config_of(name);
-        let limits = Limits::resolve(&options(2), &config, None).unwrap();
+        let limits = Limits::resolve(&options(2), &config, None, Backend::Cuda).unwrap();
         let footprint = |backend| {
             Footprint::of(&Holdings {
                 config: &config,
@@ -91,7 +91,6 @@ fn sequence_memory_is_that_worked_out_by_hand() {
                 drafter: None,
                 limits: &limits,
                 format: WeightFormat::Bf16,
-                screened_head: false,
                 backend,
             })
         };
@@ -150,11 +149,11 @@ fn a_tied_head_is_held_once_and_copied() {
     let footprint = &plan.bf16.footprint;
     assert_eq!(footprint.weights.lm_head, 0);
     assert_eq!(footprint.head_copy, 248_320 * (2_560 + 12));
-    let dense = Setting {
-        screened_head: false,
-        ..setting(&dir, 24 * GIB)
+    let dense = EngineOptions {
+        head: "dense".into(),
+        ..options(1)
     };
-    let plan = DeploymentPlan::new(&options(1), dense).unwrap();
+    let plan = DeploymentPlan::new(&dense, setting(&dir, 24 * GIB)).unwrap();
     assert_eq!(plan.w12.footprint.head_copy, 0);
 }
 
@@ -353,14 +352,13 @@ proptest! {
     ) {
         let config = config_of("llama-3.1-8b");
         let options = EngineOptions { max_model_len: Some(max_model_len), ..options(max_num_seqs) };
-        let limits = Limits::resolve(&options, &config, None).unwrap();
+        let limits = Limits::resolve(&options, &config, None, Backend::Cuda).unwrap();
         let footprint = Footprint::of(&Holdings {
             config: &config,
             headers: None,
             drafter: None,
             limits: &limits,
             format: WeightFormat::W12,
-            screened_head: true,
             backend: Backend::Cuda,
         });
         let budget = Budget { memory_bytes, utilization };

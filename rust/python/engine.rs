@@ -14,13 +14,14 @@ use crate::options::EngineOptions;
 use crate::request::SamplingParams;
 use crate::weights::checkpoint::Verification;
 
-use super::outputs::{EngineOutput, StepEvent};
+use super::outputs::{EngineOutput, RecordShape, StepEvent};
 
 /// A loaded deployment. Methods release the interpreter while they work and may be called from several threads.
 #[pyclass(frozen, module = "specpilot_rs._core")]
 pub struct Engine {
     /// Worker threads do not survive a fork.
     process_id: u32,
+    record_shape: RecordShape,
     /// `None` after an internal error.
     inner: Mutex<Option<engine::Engine>>,
 }
@@ -43,6 +44,7 @@ impl Engine {
         numpy::PyArray1::<f32>::zeros(py, 0, false);
         Ok(Self {
             process_id: std::process::id(),
+            record_shape: RecordShape::of(opened.config()),
             inner: Mutex::new(Some(opened)),
         })
     }
@@ -64,6 +66,8 @@ impl Engine {
                 weight_bytes: weights.num_bytes(),
                 num_w12_matrices: weights.num_w12_matrices(),
                 verification: engine.verification(),
+                copy_bytes: engine.target().num_copy_bytes(),
+                head: engine.target().head_path().name(),
                 method: engine.drafter_method(),
                 plan: plan.clone(),
                 num_free_kv_pages: engine.num_free_kv_pages(),
@@ -81,18 +85,25 @@ impl Engine {
         record_logits: bool,
         record_rounds: bool,
     ) -> PyResult<u64> {
-        let params = SamplingParams {
-            max_tokens: params.getattr("max_tokens")?.extract()?,
-            min_tokens: params.getattr("min_tokens")?.extract()?,
-            ignore_eos: params.getattr("ignore_eos")?.extract()?,
-            stop_token_ids: params.getattr("stop_token_ids")?.extract()?,
-        };
+        let params = extract_params(params)?;
         let record = Record {
             logits: record_logits,
             rounds: record_rounds,
         };
         self.with(py, |engine| {
             engine.add_request(prompt_token_ids, &params, record)
+        })
+    }
+
+    fn check_request(
+        &self,
+        py: Python<'_>,
+        prompt_token_ids: Vec<u32>,
+        params: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let params = extract_params(params)?;
+        self.with(py, |engine| {
+            engine.check_request(&prompt_token_ids, &params)
         })
     }
 
@@ -110,10 +121,8 @@ impl Engine {
     }
 
     fn take_output(&self, py: Python<'_>, request_id: u64) -> PyResult<EngineOutput> {
-        let (output, shape) = self.with(py, |engine| {
-            Ok((engine.take_output(request_id)?, engine.config().clone()))
-        })?;
-        EngineOutput::new(py, output, &shape)
+        let output = self.with(py, |engine| engine.take_output(request_id))?;
+        EngineOutput::new(py, output, self.record_shape)
     }
 
     fn add_score_request(&self, py: Python<'_>, prompt_token_ids: Vec<u32>) -> PyResult<u64> {
@@ -164,11 +173,21 @@ pub(super) fn catch_panic<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
     })
 }
 
+fn extract_params(params: &Bound<'_, PyAny>) -> PyResult<SamplingParams> {
+    Ok(SamplingParams {
+        max_tokens: params.getattr("max_tokens")?.extract()?,
+        min_tokens: params.getattr("min_tokens")?.extract()?,
+        ignore_eos: params.getattr("ignore_eos")?.extract()?,
+        stop_token_ids: params.getattr("stop_token_ids")?.extract()?,
+    })
+}
+
 pub(super) fn extract_options(options: &Bound<'_, PyAny>) -> PyResult<EngineOptions> {
     Ok(EngineOptions {
         dtype: options.getattr("dtype")?.extract()?,
         device: options.getattr("device")?.extract()?,
         weight_format: options.getattr("weight_format")?.extract()?,
+        head: options.getattr("head")?.extract()?,
         max_model_len: options.getattr("max_model_len")?.extract()?,
         max_num_seqs: options.getattr("max_num_seqs")?.extract()?,
         gpu_memory_utilization: options.getattr("gpu_memory_utilization")?.extract()?,
@@ -213,6 +232,8 @@ struct Description {
     weight_bytes: usize,
     num_w12_matrices: usize,
     verification: Verification,
+    copy_bytes: usize,
+    head: &'static str,
     method: Option<&'static str>,
     plan: crate::plan::EnginePlan,
     num_free_kv_pages: usize,
@@ -231,6 +252,8 @@ impl Description {
         dict.set_item("weight_format", if is_w12 { "w12" } else { "bf16" })?;
         dict.set_item("num_w12_matrices", self.num_w12_matrices)?;
         dict.set_item("weight_check", verification_dict(py, self.verification)?)?;
+        dict.set_item("head", self.head)?;
+        dict.set_item("screened_head_bytes", self.copy_bytes)?;
         dict.set_item("eos_token_ids", self.eos_token_ids)?;
         dict.set_item("suppress_tokens", self.suppress_tokens)?;
         dict.set_item("dtype", "float32")?;

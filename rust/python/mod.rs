@@ -9,11 +9,16 @@ mod w12;
 mod weights;
 
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
 
 /// The Rust core of `specpilot_rs`.
 #[pymodule(gil_used = false)]
 #[pyo3(name = "_core")]
 mod core_module {
+    use super::{Bound, PyAnyMethods, PyDict, PyModule, PyModuleMethods, PyResult, PyTuple};
+    use crate::drafter::method;
+    use crate::model::families;
+
     #[pymodule_export]
     #[allow(non_upper_case_globals, reason = "the Python name")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
@@ -30,6 +35,21 @@ mod core_module {
     use super::outputs::{EngineMetrics, EngineOutput, RoundRecord, ScoreRecord, StepEvent};
     #[pymodule_export]
     use super::plan::plan;
+
+    /// What can be loaded, for those who judge a checkpoint before loading it.
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        let targets = PyDict::new(module.py());
+        for (architecture, ignored_prefixes) in families::supported_architectures() {
+            targets.set_item(architecture, PyTuple::new(module.py(), ignored_prefixes)?)?;
+        }
+        module.add("TARGET_ARCHITECTURES", targets)?;
+        let drafters = PyTuple::new(
+            module.py(),
+            method::supported_architectures().collect::<Vec<_>>(),
+        )?;
+        module.add("DRAFTER_ARCHITECTURES", drafters)
+    }
     #[pymodule_export]
     use super::w12::w12_module;
     #[pymodule_export]

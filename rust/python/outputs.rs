@@ -36,6 +36,9 @@ pub struct EngineMetrics {
     num_target_passes: usize,
     num_draft_tokens: usize,
     num_accepted_tokens: usize,
+    num_screened_rows: usize,
+    num_screen_survivors: usize,
+    num_screen_fallbacks: usize,
     acceptance_histogram: Vec<usize>,
     per_position_draft: Vec<usize>,
     per_position_accepted: Vec<usize>,
@@ -50,6 +53,9 @@ impl From<request::Metrics> for EngineMetrics {
             num_target_passes: metrics.num_target_passes,
             num_draft_tokens: metrics.num_draft_tokens,
             num_accepted_tokens: metrics.num_accepted_tokens,
+            num_screened_rows: metrics.screening.num_rows,
+            num_screen_survivors: metrics.screening.num_survivors,
+            num_screen_fallbacks: metrics.screening.num_fallbacks,
             acceptance_histogram: metrics.acceptance_histogram,
             per_position_draft: metrics.per_position_draft,
             per_position_accepted: metrics.per_position_accepted,
@@ -68,18 +74,20 @@ pub struct RoundRecord {
     num_accepted: usize,
 }
 
-impl From<request::DecodePass> for RoundRecord {
-    fn from(pass: request::DecodePass) -> Self {
-        Self {
+impl RoundRecord {
+    /// `None` for a pass whose drafts were not recorded.
+    fn of(pass: request::DecodePass) -> Option<Self> {
+        let drafts = pass.drafts?;
+        Some(Self {
             anchor_position: pass.anchor_position,
-            draft_token_ids: pass.draft_token_ids,
-            parents: pass
+            draft_token_ids: drafts.token_ids,
+            parents: drafts
                 .parents
                 .into_iter()
                 .map(|parent| parent.map_or(-1, |p| p as i64))
                 .collect(),
             num_accepted: pass.num_accepted,
-        }
+        })
     }
 }
 
@@ -93,13 +101,33 @@ pub struct ScoreRecord {
     gdn_state: Option<Py<PyAny>>,
 }
 
+/// Sizes of a model that give recorded values their shape.
+#[derive(Clone, Copy)]
+pub(super) struct RecordShape {
+    vocab_size: usize,
+    hidden_size: usize,
+    num_layers: usize,
+    /// One layer's recurrent state `[value heads, key size, value size]`.
+    gdn_state: Option<[usize; 3]>,
+}
+
+impl RecordShape {
+    pub(super) fn of(config: &ModelConfig) -> Self {
+        Self {
+            vocab_size: config.vocab_size,
+            hidden_size: config.hidden_size,
+            num_layers: config.layers.len(),
+            gdn_state: config
+                .gdn
+                .as_ref()
+                .map(|gdn| [gdn.num_value_heads, gdn.key_dim, gdn.value_dim]),
+        }
+    }
+}
+
 impl ScoreRecord {
-    pub(super) fn new(
-        py: Python<'_>,
-        record: request::ScoreRecord,
-        config: &ModelConfig,
-    ) -> PyResult<Self> {
-        let (t, points) = (record.num_rows, config.layers.len() + 1);
+    fn new(py: Python<'_>, record: request::ScoreRecord, model: RecordShape) -> PyResult<Self> {
+        let (t, points) = (record.num_rows, model.num_layers + 1);
         // Recorded row by row; Python gets one row of norms per layer.
         let residual_l2: Vec<f32> = (0..points)
             .flat_map(|point| {
@@ -111,25 +139,19 @@ impl ScoreRecord {
                     .copied()
             })
             .collect();
-        let gdn_state = match (record.gdn_state, &config.gdn) {
-            (Some(state), Some(gdn)) => {
-                let per_layer = gdn.num_value_heads * gdn.key_dim * gdn.value_dim;
-                let shape = [
-                    state.len() / per_layer,
-                    gdn.num_value_heads,
-                    gdn.key_dim,
-                    gdn.value_dim,
-                ];
-                Some(array(py, state, shape)?)
+        let gdn_state = match (record.gdn_state, model.gdn_state) {
+            (Some(state), Some([heads, key_dim, value_dim])) => {
+                let num_layers = state.len() / (heads * key_dim * value_dim);
+                Some(array(py, state, [num_layers, heads, key_dim, value_dim])?)
             }
             _ => None,
         };
-        let last_rows = record.last_residuals.len() / config.hidden_size;
+        let last_rows = record.last_residuals.len() / model.hidden_size;
         Ok(Self {
-            logits: array(py, record.logits, [t, config.vocab_size])?,
+            logits: array(py, record.logits, [t, model.vocab_size])?,
             residual_l2: array(py, residual_l2, [points, t])?,
             final_norm_l2: array(py, record.final_norm_l2, [t])?,
-            last_residuals: array(py, record.last_residuals, [last_rows, config.hidden_size])?,
+            last_residuals: array(py, record.last_residuals, [last_rows, model.hidden_size])?,
             gdn_state,
         })
     }
@@ -160,22 +182,24 @@ impl EngineOutput {
     pub(super) fn new(
         py: Python<'_>,
         output: engine::EngineOutput,
-        config: &ModelConfig,
+        model: RecordShape,
     ) -> PyResult<Self> {
-        let request = output.request;
+        let mut request = output.request;
+        let metrics = request.metrics();
         let record = match request.record_from {
-            Some(_) => Some(Py::new(
-                py,
-                ScoreRecord::new(py, request.record.clone(), config)?,
-            )?),
+            Some(_) => {
+                let record = std::mem::take(&mut request.record);
+                Some(Py::new(py, ScoreRecord::new(py, record, model)?)?)
+            }
             None => None,
         };
         let rounds = request
             .record_rounds
             .then(|| {
-                let rounds = request.passes.iter().cloned();
-                rounds
-                    .map(|pass| Py::new(py, RoundRecord::from(pass)))
+                let passes = std::mem::take(&mut request.passes).into_iter();
+                passes
+                    .filter_map(RoundRecord::of)
+                    .map(|round| Py::new(py, round))
                     .collect()
             })
             .transpose()?;
@@ -186,7 +210,7 @@ impl EngineOutput {
             token_ids: request.output().to_vec(),
             finish_reason: output.finish_reason.as_str(),
             stop_token_id: request.stop_token_id(),
-            metrics: Py::new(py, EngineMetrics::from(request.metrics()))?,
+            metrics: Py::new(py, EngineMetrics::from(metrics))?,
             record,
             rounds,
             failure,

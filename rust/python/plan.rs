@@ -16,7 +16,7 @@ use super::engine::{catch_panic, extract_options};
 /// Plans what an engine would hold, from configs and headers alone; `memory` is a size such as `80GB`, `None` = what
 /// this machine has available.
 #[pyfunction]
-#[pyo3(signature = (*, model, drafter, options, memory, device, screened_head))]
+#[pyo3(signature = (*, model, drafter, options, memory, device))]
 pub fn plan<'py>(
     py: Python<'py>,
     model: PathBuf,
@@ -24,7 +24,6 @@ pub fn plan<'py>(
     options: &Bound<'py, PyAny>,
     memory: Option<&str>,
     device: &str,
-    screened_head: bool,
 ) -> PyResult<Bound<'py, PyDict>> {
     let options = extract_options(options)?;
     let result = py.detach(|| {
@@ -34,7 +33,6 @@ pub fn plan<'py>(
                 drafter: drafter.as_deref(),
                 backend: Backend::parse(device)?,
                 memory_bytes: memory.map(|text| parse_size("memory", text)).transpose()?,
-                screened_head,
             };
             Ok((DeploymentPlan::new(&options, setting)?, setting.backend))
         })
@@ -43,7 +41,7 @@ pub fn plan<'py>(
     let dict = deployment_dict(py, &plan)?;
     dict.set_item("device", backend.name())?;
     dict.set_item("dtype", backend.dtype())?;
-    dict.set_item("screened_head", screened_head)?;
+    dict.set_item("head", plan.limits.head.name())?;
     Ok(dict)
 }
 

@@ -12,6 +12,7 @@ use super::rows::share_rows;
 pub struct Scheduler {
     waiting: VecDeque<Request>,
     running: Vec<Request>,
+    /// Index of the running request that goes first in the next step.
     first: usize,
 }
 
@@ -59,12 +60,27 @@ impl Scheduler {
 
     /// Takes ended requests out of the running list, in order.
     pub fn take_finished(&mut self) -> Vec<Request> {
-        let is_finished = |request: &mut Request| matches!(request.state, State::Finished(_));
-        let finished: Vec<_> = self.running.extract_if(.., is_finished).collect();
-        if !finished.is_empty() {
-            self.first = 0;
+        let mut finished = Vec::new();
+        let mut index = 0;
+        while index < self.running.len() {
+            match self.running[index].state {
+                State::Finished(_) => finished.push(self.remove_running(index)),
+                State::Waiting | State::Running { .. } => index += 1,
+            }
         }
         finished
+    }
+
+    /// Takes a running request out without taking the turn of the one that goes first next.
+    fn remove_running(&mut self, index: usize) -> Request {
+        let request = self.running.remove(index);
+        if index < self.first {
+            self.first -= 1;
+        }
+        if self.first == self.running.len() {
+            self.first = 0;
+        }
+        request
     }
 
     /// Takes a request out, wherever it is, as aborted. Gives its slot when it held one.
@@ -73,8 +89,7 @@ impl Scheduler {
             self.waiting.remove(i)?
         } else {
             let i = self.running.iter().position(|r| r.id == id)?;
-            self.first = 0;
-            self.running.remove(i)
+            self.remove_running(i)
         };
         let slot = match request.state {
             State::Running { slot } => Some(slot),
@@ -169,6 +184,54 @@ mod tests {
         let indices = |batch: Batch| batch.entries.iter().map(|e| e.index).collect::<Vec<_>>();
         assert_eq!(indices(scheduler.next_batch(6, 8, |_| slot.next())), [0, 1]);
         assert_eq!(indices(scheduler.next_batch(6, 8, |_| None)), [2, 0]);
+    }
+
+    /// Four running requests of which the first two had their rows: number 2 goes first.
+    fn third_goes_first() -> Scheduler {
+        let mut scheduler = Scheduler::default();
+        for id in 0..4 {
+            submit(&mut scheduler, id);
+        }
+        let mut slot = 0..4;
+        let batch = scheduler.next_batch(6, 8, |_| slot.next());
+        assert_eq!(batch.entries.len(), 2);
+        scheduler
+    }
+
+    fn served_ids(scheduler: &mut Scheduler) -> Vec<RequestId> {
+        let batch = scheduler.next_batch(6, 8, |_| None);
+        let running = scheduler.running_mut();
+        batch.entries.iter().map(|e| running[e.index].id).collect()
+    }
+
+    #[test]
+    fn a_request_that_leaves_takes_nobodys_turn() {
+        let cases: [(&[RequestId], [RequestId; 2]); 7] = [
+            (&[], [2, 3]),
+            (&[0], [2, 3]),
+            (&[1], [2, 3]),
+            (&[0, 1], [2, 3]),
+            (&[2], [3, 0]),
+            (&[3], [2, 0]),
+            (&[2, 3], [0, 1]),
+        ];
+        for (leaving, expected) in cases {
+            let mut aborting = third_goes_first();
+            for &id in leaving {
+                aborting.abort(id).unwrap();
+            }
+            assert_eq!(served_ids(&mut aborting), expected, "{leaving:?} aborted");
+
+            let mut ending = third_goes_first();
+            for request in ending.running_mut() {
+                if leaving.contains(&request.id) {
+                    request.state = State::Finished(FinishReason::Stop);
+                }
+            }
+            let ended = ending.take_finished().into_iter().map(|r| r.id);
+            assert_eq!(ended.collect::<Vec<_>>(), leaving);
+            assert_eq!(served_ids(&mut ending), expected, "{leaving:?} ended");
+        }
     }
 
     #[test]

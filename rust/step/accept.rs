@@ -13,6 +13,7 @@ pub fn accept(requests: &[Request], verified: Verified) -> Accepted {
         trees,
         paths,
         choices,
+        screening,
         records,
     } = verified;
     let accepted = batch
@@ -36,6 +37,7 @@ pub fn accept(requests: &[Request], verified: Verified) -> Accepted {
         batch,
         trees,
         accepted,
+        screening,
         records,
     }
 }

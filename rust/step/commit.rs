@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use crate::error::Result;
-use crate::request::{DecodePass, Request, State};
+use crate::request::{DecodePass, Drafts, Request, ScreenCounts, State};
 
 use super::decode_step::ModelPair;
 use super::tree::TokenTree;
@@ -25,10 +25,12 @@ pub fn commit(
         batch,
         trees,
         accepted,
+        screening,
         records,
     } = accepted;
     let mut entries = Vec::with_capacity(accepted.len());
-    for ((entry, tree), path) in batch.entries.iter().zip(&trees).zip(accepted) {
+    let entries_of_batch = batch.entries.iter().zip(&trees).zip(screening);
+    for (((entry, tree), screening), path) in entries_of_batch.zip(accepted) {
         let ModelPair {
             device,
             target,
@@ -49,7 +51,7 @@ pub fn commit(
         if let Some(records) = &records {
             record_rows(request, entry, &path.rows, records, pair);
         }
-        update(request, entry, tree, &path);
+        update(request, entry, tree, &path, screening);
         if path.finish.is_some() && request.record_from.is_some() {
             request.record.gdn_state = pair.caches.gdn_state(entry.slot, request.committed_len);
         }
@@ -62,23 +64,29 @@ pub fn commit(
     Ok(Committed { entries })
 }
 
-fn update(request: &mut Request, entry: &BatchEntry, tree: &TokenTree, path: &AcceptedPath) {
+fn update(
+    request: &mut Request,
+    entry: &BatchEntry,
+    tree: &TokenTree,
+    path: &AcceptedPath,
+    screening: ScreenCounts,
+) {
     let now = Instant::now();
     request.committed_len += path.rows.len();
     request.token_ids.extend_from_slice(&path.new_token_ids);
     match entry.work {
-        Work::Prompt { .. } => request.num_prompt_passes += 1,
+        Work::Prompt { .. } => {
+            request.num_prompt_passes += 1;
+            request.prompt_screening.add(screening);
+        }
         Work::Decode { .. } => request.passes.push(DecodePass {
             anchor_position: entry.committed_len,
-            draft_token_ids: tree.token_ids[1..].to_vec(),
-            // Row 0 is the root, so a parent of a draft is the root or draft number row - 1.
-            parents: tree.parents[1..]
-                .iter()
-                .map(|parent| parent.and_then(|row| row.checked_sub(1)))
-                .collect(),
+            num_draft_tokens: tree.token_ids.len() - 1,
             draft_depth: tree.max_depth(),
             num_accepted: path.num_accepted,
             num_emitted: path.new_token_ids.len(),
+            screening,
+            drafts: request.record_rounds.then(|| drafts_of(tree)),
         }),
     }
     if !path.new_token_ids.is_empty() {
@@ -88,6 +96,17 @@ fn update(request: &mut Request, entry: &BatchEntry, tree: &TokenTree, path: &Ac
     if let Some(reason) = path.finish {
         request.state = State::Finished(reason);
         request.finished = Some(now);
+    }
+}
+
+fn drafts_of(tree: &TokenTree) -> Drafts {
+    Drafts {
+        token_ids: tree.token_ids[1..].to_vec(),
+        // Row 0 is the root, so a parent of a draft is the root or draft number row - 1.
+        parents: tree.parents[1..]
+            .iter()
+            .map(|parent| parent.and_then(|row| row.checked_sub(1)))
+            .collect(),
     }
 }
 

@@ -4,7 +4,7 @@
 use crate::drafter::proposal::Proposal;
 use crate::kernels::paths::RowPaths;
 use crate::model::decoder::ResidualProbe;
-use crate::request::{FinishReason, NonFiniteLogit};
+use crate::request::{FinishReason, NonFiniteLogit, ScreenCounts};
 
 use super::tree::TokenTree;
 
@@ -67,6 +67,8 @@ pub struct Verified {
     pub(super) paths: RowPaths,
     /// Greedy choice after each row, where it was needed.
     pub(super) choices: Vec<Option<Choice>>,
+    /// How the choices of each entry's rows were found.
+    pub(super) screening: Vec<ScreenCounts>,
     pub(super) records: Option<RowRecords>,
 }
 
@@ -91,6 +93,7 @@ pub struct Accepted {
     pub(super) batch: Batch,
     pub(super) trees: Vec<TokenTree>,
     pub(super) accepted: Vec<AcceptedPath>,
+    pub(super) screening: Vec<ScreenCounts>,
     pub(super) records: Option<RowRecords>,
 }
 

@@ -1,11 +1,10 @@
 //! Verify stage: one exact forward over the rows of all trees, then the greedy choice after each row that needs one.
 
 use crate::error::Result;
-use crate::kernels::Kernel;
-use crate::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
 use crate::kernels::paths::RowPaths;
 use crate::model::decoder::ResidualProbe;
-use crate::request::Request;
+use crate::model::head::GreedyChoices;
+use crate::request::{Request, ScreenCounts};
 
 use super::decode_step::ModelPair;
 use super::types::{Choice, RowRecords, TokenTrees, Verified, Work};
@@ -42,64 +41,80 @@ pub fn verify(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> 
         probe.as_mut(),
     )?;
 
-    // Rows whose choice decides something, and rows whose logits a caller wants to see.
-    let mut rows = Vec::new();
-    let mut masked: Vec<&[u32]> = Vec::new();
-    let mut decides = Vec::new();
-    for (entry, segment) in batch.entries.iter().zip(paths.segments()) {
+    // Rows whose logits a caller wants to see, and rows of which only the choice matters.
+    let (mut seen, mut unseen) = (HeadRows::default(), HeadRows::default());
+    for (index, (entry, segment)) in batch.entries.iter().zip(paths.segments()).enumerate() {
         let request = &requests[entry.index];
         for row in segment.rows.clone() {
             let position = paths.positions()[row] as usize;
-            let chosen = match entry.work {
+            let decides = match entry.work {
                 Work::Decode { .. } => true,
                 Work::Prompt { completes, .. } => {
                     completes && row + 1 == segment.rows.end && !request.is_score()
                 }
             };
-            if chosen || request.record_from.is_some_and(|from| position >= from) {
-                rows.push(row as u32);
-                masked.push(request.masked_ids(position));
-                decides.push(chosen);
+            let is_recorded = request.record_from.is_some_and(|from| position >= from);
+            if decides || is_recorded {
+                let to = if is_recorded { &mut seen } else { &mut unseen };
+                to.rows.push(row as u32);
+                to.masked.push(request.masked_ids(position));
+                to.entries.push(index);
+                to.decides.push(decides);
             }
         }
     }
-    let mut choices = vec![0; rows.len()];
-    let mut best_logits = Vec::with_capacity(rows.len());
-    if !rows.is_empty() {
-        let vocab_size = pair.target.config().vocab_size;
-        let logits = pair.target.logits(&pair.device, &rows)?;
-        GreedyArgmax::run(
-            &pair.device,
-            GreedyArgmaxArgs {
-                logits,
-                num_rows: rows.len(),
-                vocab_size,
-                masked: &masked,
-                token_ids: &mut choices,
-            },
-        )?;
-        best_logits.extend(
-            choices
-                .iter()
-                .enumerate()
-                .map(|(i, &choice)| logits.host()[i * vocab_size + choice as usize]),
-        );
-    }
     let mut row_choices = vec![None; paths.num_rows()];
     let mut logit_rows = vec![None; paths.num_rows()];
-    for (i, row) in rows.into_iter().enumerate() {
-        let row = row as usize;
-        row_choices[row] = decides[i].then(|| match best_logits[i].is_finite() {
-            true => Choice::Token(choices[i]),
-            false => Choice::NotFinite(best_logits[i]),
-        });
-        logit_rows[row] = Some(i);
+    let mut screening = vec![ScreenCounts::default(); batch.entries.len()];
+    let ModelPair { device, target, .. } = pair;
+    if !unseen.rows.is_empty() {
+        let choices = target.choose(device, &unseen.rows, &unseen.masked)?;
+        unseen.note(&choices, &mut row_choices, &mut screening);
+    }
+    if !seen.rows.is_empty() {
+        let choices = target.choose_with_logits(device, &seen.rows, &seen.masked)?;
+        seen.note(&choices, &mut row_choices, &mut screening);
+        for (i, &row) in seen.rows.iter().enumerate() {
+            logit_rows[row as usize] = Some(i);
+        }
     }
     Ok(Verified {
         batch,
         trees,
         paths,
         choices: row_choices,
+        screening,
         records: probe.map(|probe| RowRecords { probe, logit_rows }),
     })
+}
+
+/// Rows that go through the LM head together.
+#[derive(Default)]
+struct HeadRows<'a> {
+    rows: Vec<u32>,
+    /// Ids that each row may not choose.
+    masked: Vec<&'a [u32]>,
+    /// Index of each row's entry in the batch.
+    entries: Vec<usize>,
+    /// Whether the row's choice decides anything.
+    decides: Vec<bool>,
+}
+
+impl HeadRows<'_> {
+    /// Spreads the rows' choices over the rows of the pass, and their counts over the entries of the batch.
+    fn note(
+        &self,
+        choices: &GreedyChoices,
+        row_choices: &mut [Option<Choice>],
+        screening: &mut [ScreenCounts],
+    ) {
+        for (i, &row) in self.rows.iter().enumerate() {
+            let logit = choices.logits[i];
+            row_choices[row as usize] = self.decides[i].then(|| match logit.is_finite() {
+                true => Choice::Token(choices.token_ids[i]),
+                false => Choice::NotFinite(logit),
+            });
+            screening[self.entries[i]].add(choices.screening[i]);
+        }
+    }
 }

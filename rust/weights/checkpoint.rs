@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::safetensors::MmapedSafetensors;
 use half::bf16;
@@ -33,31 +33,12 @@ pub const SINGLE_FILE: &str = "model.safetensors";
 /// The list of the shards of a model.
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
 
-/// How far loading has come. Skipped tensors count as done once [`Checkpoint::finish`] has run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LoadProgress {
-    /// Tensors read or skipped so far.
-    pub tensors_done: usize,
-    /// Tensors of the checkpoint.
-    pub tensors_total: usize,
-    /// Bytes read or skipped so far.
-    pub bytes_done: u64,
-    /// Bytes of all tensors.
-    pub bytes_total: u64,
-}
-
-type OnProgress = Box<dyn Fn(LoadProgress) + Send + Sync>;
-
 /// The opened files of a model directory.
 pub struct Checkpoint {
     dir: PathBuf,
     shards: Vec<Shard>,
     tensors: BTreeMap<String, Entry>,
-    bytes_total: u64,
-    tensors_done: AtomicUsize,
-    bytes_done: AtomicU64,
     verification: matrices::VerificationTotals,
-    on_progress: Option<OnProgress>,
 }
 
 struct Shard {
@@ -94,7 +75,7 @@ impl Checkpoint {
         }
         let mut checkpoint = Self::empty(dir);
         checkpoint.add_indexed_shards(index)?;
-        Ok(checkpoint.counted())
+        Ok(checkpoint)
     }
 
     /// Opens one safetensors file, whatever it is called.
@@ -104,7 +85,7 @@ impl Checkpoint {
     pub fn open_file(file: &Path) -> Result<Self> {
         let mut checkpoint = Self::empty(file.parent().unwrap_or(Path::new("")));
         checkpoint.tensors = checkpoint.add_shard(file.to_owned())?;
-        Ok(checkpoint.counted())
+        Ok(checkpoint)
     }
 
     fn empty(dir: &Path) -> Self {
@@ -112,17 +93,8 @@ impl Checkpoint {
             dir: dir.to_owned(),
             shards: Vec::new(),
             tensors: BTreeMap::new(),
-            bytes_total: 0,
-            tensors_done: AtomicUsize::new(0),
-            bytes_done: AtomicU64::new(0),
             verification: matrices::VerificationTotals::default(),
-            on_progress: None,
         }
-    }
-
-    fn counted(mut self) -> Self {
-        self.bytes_total = self.tensors.values().map(|e| e.tensor.num_bytes).sum();
-        self
     }
 
     /// Whether all weight files of `dir` are there: one file, or an index with every shard it names. Damage is for
@@ -138,15 +110,6 @@ impl Checkpoint {
         serde_json::from_slice(&text).map_or(true, |Index { weight_map }| {
             weight_map.values().all(|shard| dir.join(shard).exists())
         })
-    }
-
-    /// Calls `on_progress` after every tensor read.
-    pub fn with_progress(
-        mut self,
-        on_progress: impl Fn(LoadProgress) + Send + Sync + 'static,
-    ) -> Self {
-        self.on_progress = Some(Box::new(on_progress));
-        self
     }
 
     fn add_indexed_shards(&mut self, index: PathBuf) -> Result<()> {
@@ -230,7 +193,7 @@ impl Checkpoint {
 
     /// Bytes of all tensors as they are stored.
     pub fn bytes_total(&self) -> u64 {
-        self.bytes_total
+        self.tensors.values().map(|e| e.tensor.num_bytes).sum()
     }
 
     /// Names of all tensors, sorted.
@@ -304,7 +267,6 @@ impl Checkpoint {
             _ => return Err(self.wrong_dtype(name, entry, "BF16 or F32")),
         };
         self.mark_used(entry);
-        self.report();
         Ok(Buffer::from_slice(&values))
     }
 
@@ -379,7 +341,6 @@ impl Checkpoint {
                 tensors: unused,
             });
         }
-        self.report();
         Ok(())
     }
 
@@ -430,22 +391,7 @@ impl Checkpoint {
     }
 
     fn mark_used(&self, entry: &Entry) {
-        if !entry.used.swap(true, Ordering::Relaxed) {
-            self.tensors_done.fetch_add(1, Ordering::Relaxed);
-            self.bytes_done
-                .fetch_add(entry.tensor.num_bytes, Ordering::Relaxed);
-        }
-    }
-
-    fn report(&self) {
-        if let Some(on_progress) = &self.on_progress {
-            on_progress(LoadProgress {
-                tensors_done: self.tensors_done.load(Ordering::Relaxed),
-                tensors_total: self.tensors.len(),
-                bytes_done: self.bytes_done.load(Ordering::Relaxed),
-                bytes_total: self.bytes_total,
-            });
-        }
+        entry.used.store(true, Ordering::Relaxed);
     }
 }
 

@@ -79,6 +79,14 @@ impl Linear {
         }
     }
 
+    /// The packed BF16 weights, where that is the format.
+    pub fn as_bf16(&self) -> Option<&PackedBf16> {
+        match self {
+            Self::Bf16(weight) => Some(weight),
+            Self::W12(_) => None,
+        }
+    }
+
     /// Number of output channels.
     pub fn out_features(&self) -> usize {
         match self {

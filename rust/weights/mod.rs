@@ -10,5 +10,5 @@ pub mod w12_file;
 #[cfg(test)]
 pub(crate) mod raw_safetensors;
 
-pub use checkpoint::{Checkpoint, LoadProgress};
+pub use checkpoint::Checkpoint;
 pub use linear::Linear;

@@ -5,8 +5,10 @@ import pytest
 from bfloat16 import from_bits, to_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specpilot_rs._core import kernels, w12
+from specpilot_rs._core import kernels
 from tolerances import assert_close
+
+from tests.w12_oracle import q_view
 
 
 def problem(num_rows, out_features, in_features, seed=0, num_escapes=0):
@@ -21,14 +23,7 @@ def problem(num_rows, out_features, in_features, seed=0, num_escapes=0):
 
 def q_weights(weight):
     """The 8-bit view as float64."""
-    bases = w12.encode(weight)["base"][: len(weight), None].astype(np.int64)
-    bits = weight.astype(np.int64)
-    exponent = bits >> 7 & 0xFF
-    # Sign, exponent, three mantissa bits, then a one: the midpoint of the sixteen that are left open.
-    view = bits & 0xFFF0 | 8
-    view = np.where(exponent < bases, bits & 0x8000 | bases << 7 | 8, view)
-    view = np.where(exponent > bases + 15, bits, view)
-    return from_bits(view.astype(np.uint16)).astype(np.float64)
+    return from_bits(q_view(weight)).astype(np.float64)
 
 
 def same_bits(got, want):
@@ -66,26 +61,26 @@ def test_q_view_matches_its_definition(num_rows, out_features, in_features):
     in_features=st.integers(600, 900),
     num_escapes=st.integers(0, 80),
     seed=st.integers(0, 2**32 - 1),
-    q_view=st.booleans(),
+    view=st.booleans(),
     data=st.data(),
 )
 def test_any_subset_of_rows_gives_the_same_bits(
-    num_rows, out_features, in_features, num_escapes, seed, q_view, data
+    num_rows, out_features, in_features, num_escapes, seed, view, data
 ):
     x, weight = problem(num_rows, out_features, in_features, seed, num_escapes)
-    everything = kernels.w12_matmul(x, weight, q_view=q_view)
-    if not q_view:
+    everything = kernels.w12_matmul(x, weight, q_view=view)
+    if not view:
         same_bits(everything, kernels.bf16_matmul(x, weight))
     rows = data.draw(st.lists(st.integers(0, num_rows - 1), min_size=1, max_size=num_rows))
-    same_bits(kernels.w12_matmul(np.ascontiguousarray(x[rows]), weight, q_view=q_view), everything[rows])
+    same_bits(kernels.w12_matmul(np.ascontiguousarray(x[rows]), weight, q_view=view), everything[rows])
 
 
-@pytest.mark.parametrize("q_view", [False, True])
-def test_residual_is_added_to_the_finished_sum(q_view):
+@pytest.mark.parametrize("view", [False, True])
+def test_residual_is_added_to_the_finished_sum(view):
     x, weight = problem(5, 48, 320, num_escapes=50)
     residual = np.random.default_rng(1).standard_normal((5, 48)).astype(np.float32)
-    got = kernels.w12_matmul(x, weight, residual, q_view=q_view)
-    same_bits(got, residual + kernels.w12_matmul(x, weight, q_view=q_view))
+    got = kernels.w12_matmul(x, weight, residual, q_view=view)
+    same_bits(got, residual + kernels.w12_matmul(x, weight, q_view=view))
 
 
 def test_a_row_of_nan_stays_alone():

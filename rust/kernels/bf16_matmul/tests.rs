@@ -112,6 +112,34 @@ proptest! {
     }
 
     #[test]
+    fn pairs_of_rows_and_tiles_give_the_bits_of_the_whole(
+        problem in problems(),
+        picks in prop::collection::vec((0.0..1.0, 0.0..1.0), 1..40),
+    ) {
+        let (n, k) = (problem.out_features, problem.in_features);
+        let whole = problem.multiply(simd::isa(), 2, 0..problem.num_rows);
+        let weight = PackedBf16::pack(&problem.weights, n, k);
+        let pick = |share: f64, len: usize| (share * len as f64) as u32;
+        let pairs: Vec<TilePair> = picks
+            .iter()
+            .map(|&(tile, row)| TilePair {
+                tile: pick(tile, n.div_ceil(LANES)),
+                row: pick(row, problem.num_rows),
+            })
+            .collect();
+        for (isa, num_threads) in [(Isa::Avx512, 2), (Isa::Avx2, 1), (Isa::Portable, 1)] {
+            let Device::Host(host) = Device::host(Some(num_threads)).expect("threads");
+            let sums = multiply_tile_pairs(&host, isa, &problem.x, &weight, &pairs);
+            for (pair, sums) in pairs.iter().zip(&sums) {
+                let first = pair.tile as usize * LANES;
+                let len = LANES.min(n - first);
+                let want = &whole[pair.row as usize * n + first..][..len];
+                prop_assert_eq!(bits(&sums[..len]), bits(want), "{:?} {:?}", isa, pair);
+            }
+        }
+    }
+
+    #[test]
     fn sums_are_close_to_exact_ones(problem in problems()) {
         let y = problem.multiply(simd::isa(), 2, 0..problem.num_rows);
         let k = problem.in_features;

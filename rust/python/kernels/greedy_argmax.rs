@@ -6,16 +6,20 @@ use pyo3::prelude::*;
 use super::{buffer, run};
 use crate::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
 
-/// The greedy id of every row of `logits`; `masked` lists the forbidden ids of each row.
+/// Token ids and their logits, one per row.
+type Choices<'py> = (Bound<'py, PyArray1<u32>>, Bound<'py, PyArray1<f32>>);
+
+/// The greedy id of every row of `logits` and its logit; `masked` lists the forbidden ids of each row.
 #[pyfunction]
 pub(super) fn greedy_argmax<'py>(
     py: Python<'py>,
     logits: PyReadonlyArray2<'py, f32>,
     masked: Vec<Vec<u32>>,
-) -> PyResult<Bound<'py, PyArray1<u32>>> {
+) -> PyResult<Choices<'py>> {
     let (num_rows, vocab_size) = logits.as_array().dim();
     let masked: Vec<&[u32]> = masked.iter().map(Vec::as_slice).collect();
     let mut token_ids = vec![u32::MAX; num_rows];
+    let mut best_logits = vec![f32::NAN; num_rows];
     run::<GreedyArgmax>(
         py,
         GreedyArgmaxArgs {
@@ -24,7 +28,8 @@ pub(super) fn greedy_argmax<'py>(
             vocab_size,
             masked: &masked,
             token_ids: &mut token_ids,
+            best_logits: &mut best_logits,
         },
     )?;
-    Ok(token_ids.into_pyarray(py))
+    Ok((token_ids.into_pyarray(py), best_logits.into_pyarray(py)))
 }

@@ -82,7 +82,6 @@ impl Checkpoint {
             return Err(self.wrong_dtype(name, entry, "BF16"));
         };
         self.mark_used(entry);
-        self.report();
         Ok(matrix)
     }
 

@@ -1,7 +1,5 @@
 //! Whole files: what opens, and what damage is refused with which error. Tensor by tensor: `model/weights/tests.rs`.
 
-use std::sync::{Arc, Mutex};
-
 use proptest::prelude::*;
 
 use super::super::raw_safetensors::{copy, edit_json, edit_tensors, family, read, read_dir};
@@ -84,43 +82,6 @@ fn data_at_an_odd_offset_is_read_all_the_same() {
         row
     });
     assert_eq!(packed, expected);
-}
-
-#[test]
-fn progress_ends_at_the_total() {
-    let seen = Arc::new(Mutex::new(Vec::new()));
-    let sink = seen.clone();
-    let checkpoint = Checkpoint::open(&family("qwen3_5_text"))
-        .unwrap()
-        .with_progress(move |progress| sink.lock().unwrap().push(progress));
-    let names: Vec<String> = checkpoint.names().map(str::to_owned).collect();
-    let (read, skipped) = names.split_at(names.len() - 5);
-    for name in read {
-        let shape = checkpoint.shape(name).unwrap().to_vec();
-        checkpoint.tensor_f32(name, &shape).unwrap();
-    }
-    let prefixes: Vec<&str> = skipped.iter().map(String::as_str).collect();
-    checkpoint.finish(&prefixes).unwrap();
-    let seen = seen.lock().unwrap();
-    assert_eq!(seen.len(), read.len() + 1);
-    assert!(
-        seen.windows(2)
-            .all(|w| w[0].tensors_done < w[1].tensors_done)
-    );
-    let last = seen.last().unwrap();
-    let num_bytes: usize = read_dir(&family("qwen3_5_text"))
-        .iter()
-        .map(|t| t.bytes.len())
-        .sum();
-    assert_eq!(
-        *last,
-        LoadProgress {
-            tensors_done: names.len(),
-            tensors_total: names.len(),
-            bytes_done: num_bytes as u64,
-            bytes_total: num_bytes as u64,
-        }
-    );
 }
 
 #[test]

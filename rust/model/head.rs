@@ -1,0 +1,210 @@
+//! The target's LM head: final hidden rows in, logits or greedy tokens out.
+//!
+//! Which path serves what:
+//! - **screened** ([`LmHeadScreen`]): the greedy token of rows that nothing but the token is wanted of, that is all rows
+//!   of verification and the last prompt row. Reads the INT8 copy and a few exact channels.
+//! - **dense**: rows whose logits a caller wants to see (`record_logits`, `score`), and all rows of an engine without an
+//!   INT8 copy. The drafter's top-k and log-probabilities of tree edges need every logit too, and go through
+//!   [`DecoderWeights::logits`].
+//!
+//! Both give the same ids: screening is exact, and a row that it cannot bound takes the dense path by itself.
+
+use super::weights::DecoderWeights;
+use crate::device::{Buffer, Device};
+use crate::error::KernelError;
+use crate::kernels::Kernel;
+use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
+use crate::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
+use crate::kernels::lm_head_screen::{LmHeadScreen, LmHeadScreenArgs, ScreenedHead};
+use crate::kernels::simd::bytes::has_byte_products;
+use crate::request::ScreenCounts;
+
+/// Smallest head, in weights, that is screened unasked, where the machine has byte products (without them a scan costs
+/// twice the multiplications it saves once there are several rows). Measured with the kernel's bench on two cores with
+/// AVX-512 VNNI: from here on screening is faster at 1, 8 and 32 rows; at half of it 32 rows are a tie.
+const SCREEN_FROM_WEIGHTS: usize = 1 << 21;
+
+/// How greedy tokens are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadPath {
+    /// By all logits.
+    Dense,
+    /// By an INT8 copy and the exact logits of its survivors.
+    Screened,
+}
+
+impl HeadPath {
+    /// The value of the option `head`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Dense => "dense",
+            Self::Screened => "screened",
+        }
+    }
+
+    /// Whether rows of this length can be screened.
+    pub fn can_screen(hidden_size: usize) -> bool {
+        hidden_size <= ScreenedHead::MAX_IN_FEATURES
+    }
+
+    /// The faster path for a head of this shape.
+    pub fn usual(vocab_size: usize, hidden_size: usize) -> Self {
+        let pays = has_byte_products() && vocab_size * hidden_size >= SCREEN_FROM_WEIGHTS;
+        match pays && Self::can_screen(hidden_size) {
+            true => Self::Screened,
+            false => Self::Dense,
+        }
+    }
+}
+
+/// Greedy tokens of some rows.
+pub struct GreedyChoices {
+    /// One per row.
+    pub token_ids: Vec<u32>,
+    /// Their fp32 logits; not finite where no token can be chosen.
+    pub logits: Vec<f32>,
+    /// What screening did, one per row; zeros on the dense path.
+    pub screening: Vec<ScreenCounts>,
+}
+
+/// The buffers of the head for the rows of the largest pass, and its INT8 copy where there is one.
+pub(super) struct Head {
+    screened: Option<ScreenedHead>,
+    /// Rows that go through the head, `[rows, H]`.
+    rows: Buffer<f32>,
+    /// `[rows, V]`.
+    logits: Buffer<f32>,
+}
+
+impl Head {
+    /// Makes the INT8 copy if `path` wants one, and buffers for `max_rows` rows.
+    pub(super) fn new(
+        device: &Device,
+        weights: &DecoderWeights,
+        path: HeadPath,
+        max_rows: usize,
+    ) -> Self {
+        let screened = match path {
+            HeadPath::Dense => None,
+            HeadPath::Screened => weights.head_bf16().map(ScreenedHead::new),
+        };
+        let (vocab_size, width) = (weights.embed.out_features(), weights.embed.in_features());
+        Self {
+            screened,
+            rows: device.alloc(max_rows * width),
+            logits: device.alloc(max_rows * vocab_size),
+        }
+    }
+
+    pub(super) fn screened(&self) -> Option<&ScreenedHead> {
+        self.screened.as_ref()
+    }
+
+    pub(super) fn last_logits(&self) -> &Buffer<f32> {
+        &self.logits
+    }
+
+    /// Logits of `rows` of `hidden`.
+    pub(super) fn logits(
+        &mut self,
+        device: &Device,
+        weights: &DecoderWeights,
+        hidden: &Buffer<f32>,
+        rows: &[u32],
+    ) -> Result<&Buffer<f32>, KernelError> {
+        gather(device, hidden, rows, weights, &mut self.rows)?;
+        weights.logits(device, &self.rows, rows.len(), &mut self.logits)?;
+        Ok(&self.logits)
+    }
+
+    /// Greedy tokens of `rows` of `hidden` by all of their logits, which stay readable.
+    pub(super) fn choose_densely(
+        &mut self,
+        device: &Device,
+        weights: &DecoderWeights,
+        hidden: &Buffer<f32>,
+        rows: &[u32],
+        masked: &[&[u32]],
+    ) -> Result<GreedyChoices, KernelError> {
+        let mut token_ids = vec![0; rows.len()];
+        let mut best_logits = vec![0.0; rows.len()];
+        let args = GreedyArgmaxArgs {
+            logits: self.logits(device, weights, hidden, rows)?,
+            num_rows: rows.len(),
+            vocab_size: weights.embed.out_features(),
+            masked,
+            token_ids: &mut token_ids,
+            best_logits: &mut best_logits,
+        };
+        GreedyArgmax::run(device, args)?;
+        Ok(GreedyChoices {
+            screening: vec![ScreenCounts::default(); rows.len()],
+            token_ids,
+            logits: best_logits,
+        })
+    }
+
+    /// Greedy tokens of `rows` of `hidden`, screened where there is an INT8 copy.
+    pub(super) fn choose(
+        &mut self,
+        device: &Device,
+        weights: &DecoderWeights,
+        hidden: &Buffer<f32>,
+        rows: &[u32],
+        masked: &[&[u32]],
+    ) -> Result<GreedyChoices, KernelError> {
+        let (Some(head), Some(exact)) = (&self.screened, weights.head_bf16()) else {
+            return self.choose_densely(device, weights, hidden, rows, masked);
+        };
+        gather(device, hidden, rows, weights, &mut self.rows)?;
+        let num_rows = rows.len();
+        let mut token_ids = vec![0; num_rows];
+        let mut best_logits = vec![0.0; num_rows];
+        let (mut survivors, mut fell_back) = (vec![0; num_rows], vec![false; num_rows]);
+        LmHeadScreen::run(
+            device,
+            LmHeadScreenArgs {
+                x: &self.rows,
+                num_rows,
+                head,
+                exact,
+                masked,
+                dense_logits: &mut self.logits,
+                token_ids: &mut token_ids,
+                best_logits: &mut best_logits,
+                survivors: &mut survivors,
+                fell_back: &mut fell_back,
+                top2_gap: None,
+            },
+        )?;
+        let counts = |(survivors, fell_back): (u32, bool)| ScreenCounts {
+            num_rows: 1,
+            num_survivors: if fell_back { 0 } else { survivors as usize },
+            num_fallbacks: usize::from(fell_back),
+        };
+        Ok(GreedyChoices {
+            token_ids,
+            logits: best_logits,
+            screening: survivors.into_iter().zip(fell_back).map(counts).collect(),
+        })
+    }
+}
+
+/// Copies `rows` of `hidden` to the front of `gathered`.
+fn gather(
+    device: &Device,
+    hidden: &Buffer<f32>,
+    rows: &[u32],
+    weights: &DecoderWeights,
+    gathered: &mut Buffer<f32>,
+) -> Result<(), KernelError> {
+    GatherTaps::run(
+        device,
+        GatherTapsArgs {
+            taps: std::slice::from_ref(hidden),
+            rows,
+            width: weights.embed.in_features(),
+            y: gathered,
+        },
+    )
+}
