@@ -48,14 +48,7 @@ __device__ __forceinline__ void stream_units(const MatmulParams& p, const Shared
                 barrier_wait(ring.barriers_start + slot * 8, parity);
                 __syncwarp();
                 const typename Weights::Slice arrived(p, at, spans[octet].len, lane);
-                switch (spans[octet].len) {
-                    case 5: multiply_slice<5, Weights>(arrived, rows[octet], sums); break;
-                    case 4: multiply_slice<4, Weights>(arrived, rows[octet], sums); break;
-                    case 3: multiply_slice<3, Weights>(arrived, rows[octet], sums); break;
-                    case 2: multiply_slice<2, Weights>(arrived, rows[octet], sums); break;
-                    case 1: multiply_slice<1, Weights>(arrived, rows[octet], sums); break;
-                    default: break;
-                }
+                multiply_slice<Weights>(arrived, spans[octet].len, rows[octet], sums);
                 // The slot's bytes are in registers, and used: it may be written again.
                 __syncwarp();
                 ring.ask(slot, asked);
@@ -113,6 +106,32 @@ __device__ __forceinline__ void skinny_matmul(const MatmulParams& p) {
         wait_for_grid(p.grid_barrier);
         add_octets<GROUPS>(p, num_tiles);
     }
+}
+
+// fp32 rows to BF16, each padded with zeros to whole super-tiles: what the matmuls take as activations.
+__device__ __forceinline__ void round_rows(const float* x, u16* rounded, u32 num_rows, u32 in_features) {
+    wait_for_predecessors();
+    launch_dependents();
+    const u32 padded = (in_features + TILE_COLUMNS - 1) / TILE_COLUMNS * TILE_COLUMNS;
+    const u64 num_pairs = static_cast<u64>(num_rows) * padded / 2;
+    for (u64 i = blockIdx.x * blockDim.x + threadIdx.x; i < num_pairs; i += gridDim.x * blockDim.x) {
+        const u32 row = 2 * i / padded, column = 2 * i % padded;
+        const float* from = x + static_cast<u64>(row) * in_features + column;
+        const float low = column < in_features ? from[0] : 0.0f, high = column + 1 < in_features ? from[1] : 0.0f;
+        reinterpret_cast<u32*>(rounded)[i] = pack_bf16(low, high);
+    }
+}
+
+// Arguments of `round_rows`; mirrored by the launcher.
+struct RoundRowsParams {
+    const float* x;
+    u16* rounded;
+    u32 num_rows;
+    u32 in_features;
+};
+
+extern "C" __global__ void round_rows(const __grid_constant__ RoundRowsParams p) {
+    round_rows(p.x, p.rounded, p.num_rows, p.in_features);
 }
 
 // Kernels of one weight format for 8, 16, 24 and 32 rows; `_2` takes two octets at a time.

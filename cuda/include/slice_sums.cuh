@@ -166,22 +166,25 @@ struct WeightRing {
     }
 };
 
-// The sums of a slice of LEN super-tiles that has arrived.
-template <u32 LEN, class Weights, u32 GROUPS>
-__device__ __forceinline__ void multiply_slice(const typename Weights::Slice& slice, const SliceRows<GROUPS>& rows,
+// The sums of a slice that has arrived. One piece of code for every length: several would not fit the instruction cache.
+template <class Weights, u32 GROUPS>
+__device__ __forceinline__ void multiply_slice(const typename Weights::Slice& slice, u32 len, const SliceRows<GROUPS>& rows,
                                                float (&sums)[GROUPS][4]) {
     typename Weights::Raw next = slice.load(0);
 #pragma unroll
-    for (u32 j = 0; j < LEN; j++) {
-        const typename Weights::Raw raw = next;
-        if (j + 1 < LEN) next = slice.load(j + 1);
-        u32 a[4][4];
-        slice.decode(raw, j, a);
+    for (u32 j = 0; j < MAX_SLICE_TILES; j++) {
+        if (j < len) {
+            const typename Weights::Raw raw = next;
+            // Past the end this reads what lies behind in shared memory, and nobody looks at it.
+            if (j + 1 < MAX_SLICE_TILES) next = slice.load(j + 1);
+            u32 a[4][4];
+            slice.decode(raw, j, a);
 #pragma unroll
-        for (u32 fragment = 0; fragment < 4; fragment++) {
+            for (u32 fragment = 0; fragment < 4; fragment++) {
 #pragma unroll
-            for (u32 group = 0; group < GROUPS; group++) {
-                mma_m16n8k16(sums[group], a[fragment], rows[j][fragment][group][0], rows[j][fragment][group][1]);
+                for (u32 group = 0; group < GROUPS; group++) {
+                    mma_m16n8k16(sums[group], a[fragment], rows[j][fragment][group][0], rows[j][fragment][group][1]);
+                }
             }
         }
     }

@@ -4,6 +4,7 @@
 //! that an element it forgets shows. A refused argument raises `ValueError` with the kernel's own words.
 
 mod append_kv;
+mod append_ring;
 mod bf16_matmul;
 mod block_conv;
 mod draft_block;
@@ -41,6 +42,8 @@ use crate::kernels::paths::RowPaths;
 pub(super) mod kernels_module {
     #[pymodule_export]
     use super::append_kv::append_kv;
+    #[pymodule_export]
+    use super::append_ring::append_ring;
     #[pymodule_export]
     use super::bf16_matmul::bf16_matmul;
     #[pymodule_export]
