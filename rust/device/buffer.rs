@@ -101,9 +101,7 @@ impl<T: Element> Buffer<T> {
                     .memcpy_htod(as_bytes(values), bytes)
                     .map_err(driver("copying to the GPU"))?;
                 // The source may go away.
-                stream
-                    .synchronize()
-                    .map_err(driver("copying to the GPU"))?;
+                stream.synchronize().map_err(driver("copying to the GPU"))?;
             }
         }
         Ok(())

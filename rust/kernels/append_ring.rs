@@ -42,7 +42,8 @@ impl Kernel for AppendRing {
 
     fn host(_device: &HostDevice, args: AppendRingArgs<'_>) {
         let (row_len, ring_len) = (args.row_len, args.ring_len);
-        let ring = &mut args.rings.host_mut()[args.slot * ring_len * row_len..][..ring_len * row_len];
+        let ring =
+            &mut args.rings.host_mut()[args.slot * ring_len * row_len..][..ring_len * row_len];
         for (position, &row) in (args.first_position..).zip(args.rows) {
             ring[position % ring_len * row_len..][..row_len]
                 .copy_from_slice(&args.tail.host()[row as usize * row_len..][..row_len]);

@@ -17,7 +17,9 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::simd::{LANES, Lanes, Words};
-use crate::device::Buffer;
+use super::skinny_weights::SkinnyWeights;
+use crate::device::{Buffer, Device};
+use crate::error::DeviceError;
 
 /// Columns of a piece: what is decoded at a time, and over which escapes are counted.
 pub(super) const PIECE_COLUMNS: usize = 64;
@@ -88,6 +90,8 @@ pub struct PackedW12 {
     escape_starts: Vec<u32>,
     /// See [`EscapedWeight::entry`].
     escapes: Vec<u32>,
+    /// The matrix on a GPU; all above are empty then.
+    pub(super) cuda: Option<SkinnyWeights>,
     out_features: usize,
     in_features: usize,
 }
@@ -134,6 +138,7 @@ impl PackedW12 {
             bases: Buffer::from_slice(bases),
             escape_starts: vec![0],
             escapes: Vec::new(),
+            cuda: None,
             out_features,
             in_features,
         };
@@ -143,6 +148,40 @@ impl PackedW12 {
             packed.escape_starts.push(end);
         }
         packed
+    }
+
+    /// The same matrix in the memory of `device`.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when it has no room.
+    pub fn to_device(&self, device: &Device) -> Result<Self, DeviceError> {
+        if matches!(device, Device::Host(_)) {
+            return Ok(self.clone());
+        }
+        let (n, k) = (self.out_features, self.in_features);
+        let bases = self.bases.host();
+        let cuda = SkinnyWeights::of_w12(device, n, k, bases, |tile, index, codes, escapes| {
+            let piece = self.piece(tile, index);
+            let len = PIECE_COLUMNS.min(k - index * PIECE_COLUMNS);
+            *codes = [[0; PIECE_COLUMNS]; LANES];
+            for (lane, codes) in codes.iter_mut().enumerate() {
+                for (column, code) in codes[..len].iter_mut().enumerate() {
+                    let (eight, four) = (piece.eight[column / 4], piece.four[column / STEP]);
+                    *code = code_of(eight[lane], four[lane], column);
+                }
+            }
+            escapes.extend(piece.escapes.iter().copied().map(EscapedWeight::from_entry));
+        })?;
+        Ok(Self {
+            eight: Buffer::zeroed(0),
+            four: Buffer::zeroed(0),
+            bases: Buffer::zeroed(0),
+            escape_starts: Vec::new(),
+            escapes: Vec::new(),
+            cuda: Some(cuda),
+            out_features: n,
+            in_features: k,
+        })
     }
 
     /// Number of output channels.
@@ -157,7 +196,10 @@ impl PackedW12 {
 
     /// Bytes of the packed weights, all parts.
     pub fn num_bytes(&self) -> usize {
-        Self::num_bytes_of(self.out_features, self.in_features, self.escapes.len())
+        match &self.cuda {
+            Some(cuda) => cuda.num_bytes(),
+            None => Self::num_bytes_of(self.out_features, self.in_features, self.escapes.len()),
+        }
     }
 
     /// Bytes of a packed matrix of this shape with `num_escapes` escapes.

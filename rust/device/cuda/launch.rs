@@ -66,7 +66,11 @@ impl<'a> Launch<'a> {
         attributes
     }
 
-    fn config(&self, attributes: &mut [CUlaunchAttribute], stream: sys::CUstream) -> CUlaunchConfig {
+    fn config(
+        &self,
+        attributes: &mut [CUlaunchAttribute],
+        stream: sys::CUstream,
+    ) -> CUlaunchConfig {
         CUlaunchConfig {
             gridDimX: self.shape.num_blocks,
             gridDimY: 1,
@@ -110,7 +114,11 @@ impl<'a> Launch<'a> {
     ///
     /// # Errors
     /// [`DeviceError::Driver`].
-    pub unsafe fn run<T: Copy>(&self, device: &CudaDevice, argument: &T) -> Result<(), DeviceError> {
+    pub unsafe fn run<T: Copy>(
+        &self,
+        device: &CudaDevice,
+        argument: &T,
+    ) -> Result<(), DeviceError> {
         let mut attributes = self.attributes();
         let stream = device.stream();
         let config = self.config(&mut attributes, stream.cu_stream());

@@ -14,8 +14,10 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::sys::CUdevice_attribute as Attribute;
-use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DriverError};
+use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUfunction_attribute_enum};
+use cudarc::driver::{
+    CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, DriverError,
+};
 use cudarc::nvrtc::Ptx;
 
 use super::{Element, HostDevice};
@@ -37,6 +39,8 @@ pub struct CudaDevice {
     modules: Mutex<HashMap<&'static str, Arc<CudaModule>>>,
     limits: Limits,
     bytes_allocated: AtomicU64,
+    /// The last is in use; those before are kept for graphs that were captured with them.
+    scratch: Mutex<Vec<CudaSlice<u8>>>,
 }
 
 /// What kernels size themselves by.
@@ -66,9 +70,7 @@ impl CudaDevice {
         let context = CudaContext::new(ordinal).map_err(driver("opening the GPU"))?;
         // SAFETY: all work of this device goes to its one stream, in order; no event is needed to order it.
         unsafe { context.disable_event_tracking() };
-        let stream = context
-            .new_stream()
-            .map_err(driver("creating a stream"))?;
+        let stream = context.new_stream().map_err(driver("creating a stream"))?;
         let (major, minor) = context
             .compute_capability()
             .map_err(driver("reading the compute capability"))?;
@@ -92,6 +94,7 @@ impl CudaDevice {
             modules: Mutex::default(),
             limits,
             bytes_allocated: AtomicU64::new(0),
+            scratch: Mutex::default(),
             context,
             stream,
         })
@@ -102,7 +105,9 @@ impl CudaDevice {
     /// # Errors
     /// [`DeviceError::Driver`].
     pub fn gpu_name(&self) -> Result<String, DeviceError> {
-        self.context.name().map_err(driver("reading the GPU's name"))
+        self.context
+            .name()
+            .map_err(driver("reading the GPU's name"))
     }
 
     /// What kernels are compiled for.
@@ -158,6 +163,36 @@ impl CudaDevice {
         self.bytes_allocated
             .fetch_add(num_bytes as u64, Ordering::Relaxed);
         Ok(slice)
+    }
+
+    /// The address of at least `num_bytes` of memory that any kernel of the stream may use until the next one starts.
+    /// Zero when first handed out; whoever needs zeros in it leaves zeros. Grows as needed, which a capture must not see:
+    /// ask for the largest size before.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`].
+    pub fn scratch(&self, num_bytes: usize) -> Result<u64, DeviceError> {
+        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        if scratch.last().is_none_or(|last| last.len() < num_bytes) {
+            scratch.push(self.alloc::<u8>(num_bytes.next_multiple_of(1 << 20))?);
+        }
+        let last = scratch.last().expect("one was pushed if there was none");
+        Ok(last.device_ptr(&self.stream).0)
+    }
+
+    /// Lets `function` take `num_bytes` of dynamic shared memory.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub fn allow_shared_bytes(
+        &self,
+        function: &CudaFunction,
+        num_bytes: usize,
+    ) -> Result<(), DeviceError> {
+        let attribute = CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        function
+            .set_attribute(attribute, i32::try_from(num_bytes).unwrap_or(i32::MAX))
+            .map_err(driver("raising a kernel's shared memory"))
     }
 
     /// Kernel `name` of `source`, compiled now if it was never before.

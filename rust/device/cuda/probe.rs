@@ -47,11 +47,23 @@ mod tests {
         // SAFETY: only looks for the library.
         if unsafe { sys::is_culib_present() } && num_devices().is_ok_and(|n| n > 0) {
             let error = Device::cuda(10_000).map(|_| ()).unwrap_err();
-            assert!(matches!(error, DeviceError::NoSuchGpu { ordinal: 10_000, .. }), "{error}");
+            assert!(
+                matches!(
+                    error,
+                    DeviceError::NoSuchGpu {
+                        ordinal: 10_000,
+                        ..
+                    }
+                ),
+                "{error}"
+            );
         } else {
             let error = Device::cuda(0).map(|_| ()).unwrap_err();
             assert!(
-                matches!(error, DeviceError::NoDriver { .. } | DeviceError::NoSuchGpu { .. }),
+                matches!(
+                    error,
+                    DeviceError::NoDriver { .. } | DeviceError::NoSuchGpu { .. }
+                ),
                 "{error}"
             );
         }

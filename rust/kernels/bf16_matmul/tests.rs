@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::device::HostDevice;
 use crate::device::Device;
+use crate::device::HostDevice;
 
 /// Row-major weights and activations; the activations are no BF16 values.
 #[derive(Clone, Debug)]

@@ -6,8 +6,8 @@ use super::super::Kernel;
 use super::super::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue};
 use super::super::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
 use super::*;
-use crate::device::HostDevice;
 use crate::device::Device;
+use crate::device::HostDevice;
 
 /// A small generator, so that a failing draw can be named by its seed.
 struct Random(u64);

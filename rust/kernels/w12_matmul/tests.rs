@@ -4,8 +4,8 @@ use half::bf16;
 use proptest::prelude::*;
 
 use super::*;
-use crate::device::HostDevice;
 use crate::device::Device;
+use crate::device::HostDevice;
 use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, PackedBf16};
 use crate::weights::w12::{Encoding, W12Matrix, encode};
 
