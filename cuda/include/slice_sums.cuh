@@ -170,13 +170,20 @@ struct WeightRing {
 template <class Weights, u32 GROUPS>
 __device__ __forceinline__ void multiply_slice(const typename Weights::Slice& slice, u32 len, const SliceRows<GROUPS>& rows,
                                                float (&sums)[GROUPS][4]) {
+#if __CUDA_ARCH__ >= 1200
+    // 32 rows leave no registers for it there.
+    constexpr bool LOOKS_AHEAD = GROUPS < 4;
+#else
+    constexpr bool LOOKS_AHEAD = true;
+#endif
     typename Weights::Raw next = slice.load(0);
 #pragma unroll
     for (u32 j = 0; j < MAX_SLICE_TILES; j++) {
         if (j < len) {
+            if (!LOOKS_AHEAD && j > 0) next = slice.load(j);
             const typename Weights::Raw raw = next;
             // Past the end this reads what lies behind in shared memory, and nobody looks at it.
-            if (j + 1 < MAX_SLICE_TILES) next = slice.load(j + 1);
+            if (LOOKS_AHEAD && j + 1 < MAX_SLICE_TILES) next = slice.load(j + 1);
             u32 a[4][4];
             slice.decode(raw, j, a);
 #pragma unroll

@@ -26,14 +26,13 @@ pub(crate) mod random_trees;
 pub mod rms_norm;
 pub mod rope;
 pub mod simd;
-mod skinny_matmul;
-mod skinny_weights;
+pub mod skinny_matmul;
+pub mod skinny_weights;
 pub mod tree_attention;
 pub(crate) mod vectors;
 pub mod w12_matmul;
 
 use rayon::prelude::*;
-use w12_matmul::WeightView;
 
 use crate::device::cuda::CudaDevice;
 use crate::device::{Device, HostDevice};

@@ -4,7 +4,7 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::simd::LANES;
-use super::skinny_weights::SkinnyWeights;
+use super::skinny_weights::{CudaParts, SkinnyWeights, SliceFormat};
 use crate::device::{Buffer, Device};
 use crate::error::DeviceError;
 
@@ -43,6 +43,20 @@ impl PackedBf16 {
         Self {
             tiles,
             cuda: None,
+            out_features,
+            in_features,
+        }
+    }
+
+    /// A matrix that was written on the device, in the layout of [`super::skinny_weights`].
+    ///
+    /// # Panics
+    /// Panics if a part is shorter than its shape needs.
+    pub fn from_cuda_parts(out_features: usize, in_features: usize, parts: CudaParts) -> Self {
+        let cuda = SkinnyWeights::from_parts(SliceFormat::Bf16, out_features, in_features, parts);
+        Self {
+            tiles: Buffer::zeroed(0),
+            cuda: Some(cuda),
             out_features,
             in_features,
         }

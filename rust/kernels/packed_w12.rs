@@ -17,7 +17,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::simd::{LANES, Lanes, Words};
-use super::skinny_weights::SkinnyWeights;
+use super::skinny_weights::{CudaParts, SkinnyWeights, SliceFormat};
 use crate::device::{Buffer, Device};
 use crate::error::DeviceError;
 
@@ -148,6 +148,24 @@ impl PackedW12 {
             packed.escape_starts.push(end);
         }
         packed
+    }
+
+    /// A matrix that was written on the device, in the layout of [`super::skinny_weights`].
+    ///
+    /// # Panics
+    /// Panics if a part is shorter than its shape needs.
+    pub fn from_cuda_parts(out_features: usize, in_features: usize, parts: CudaParts) -> Self {
+        let cuda = SkinnyWeights::from_parts(SliceFormat::W12, out_features, in_features, parts);
+        Self {
+            eight: Buffer::zeroed(0),
+            four: Buffer::zeroed(0),
+            bases: Buffer::zeroed(0),
+            escape_starts: Vec::new(),
+            escapes: Vec::new(),
+            cuda: Some(cuda),
+            out_features,
+            in_features,
+        }
     }
 
     /// The same matrix in the memory of `device`.

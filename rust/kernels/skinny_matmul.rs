@@ -3,13 +3,16 @@
 //! [`SkinnyConfig`] is the one home of tile and ring sizes. It may depend on the number of rows: how slices are shared
 //! out among blocks changes no sum, only [`SliceMap`] does, and that follows from K alone.
 
-use super::WeightView;
-use super::bf16_matmul::Epilogue;
+use half::bf16;
+
+use super::bf16_matmul::{Epilogue, PackedBf16};
 use super::skinny_weights::{
     OCTET, SkinnyWeights, SliceFormat, SliceMap, TILE_CHANNELS, TILE_COLUMNS,
 };
-use crate::device::Buffer;
+use super::w12_matmul::{PackedW12, WeightView};
+use super::{check_len, check_size};
 use crate::device::cuda::{CudaDevice, KernelSource, Launch, Limits, Shape};
+use crate::device::{Buffer, Device};
 use crate::error::{DeviceError, KernelError};
 
 /// Rows that one launch multiplies at most.
@@ -137,6 +140,91 @@ struct RoundRowsParams {
     in_features: u32,
 }
 
+/// Activations on a GPU as its matmuls take them: BF16, each row padded with zeros to whole super-tiles.
+#[derive(Clone, Debug)]
+pub struct RoundedRows {
+    values: Buffer<bf16>,
+    num_rows: usize,
+    in_features: usize,
+}
+
+impl RoundedRows {
+    /// Rounds `[num_rows, in_features]` values and moves them to `device`.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when the GPU has no room.
+    pub fn new(device: &Device, x: &[f32], in_features: usize) -> Result<Self, DeviceError> {
+        let padded = in_features.next_multiple_of(TILE_COLUMNS);
+        let mut values = vec![bf16::ZERO; x.len() / in_features * padded];
+        for (to, from) in values
+            .chunks_exact_mut(padded)
+            .zip(x.chunks_exact(in_features))
+        {
+            for (to, from) in to.iter_mut().zip(from) {
+                *to = bf16::from_f32(*from);
+            }
+        }
+        Ok(Self {
+            values: device.buffer_of(&values)?,
+            num_rows: x.len() / in_features,
+            in_features,
+        })
+    }
+
+    /// The rows, padded.
+    pub fn values(&self) -> &Buffer<bf16> {
+        &self.values
+    }
+}
+
+/// Weights of either format, for [`multiply_rounded`].
+#[derive(Clone, Copy, Debug)]
+pub enum RoundedWeights<'a> {
+    /// BF16.
+    Bf16(&'a PackedBf16),
+    /// W12, all of it or its 8-bit view.
+    W12(&'a PackedW12, WeightView),
+}
+
+/// `y = x wᵀ`, or `y += x wᵀ`, for the first `num_rows` of `x`: the matmul alone, without rounding on the way.
+///
+/// # Errors
+/// [`KernelError::BufferTooShort`], [`KernelError::Size`], [`KernelError::WrongDevice`], [`KernelError::Device`].
+pub fn multiply_rounded(
+    device: &CudaDevice,
+    x: &RoundedRows,
+    num_rows: usize,
+    weights: RoundedWeights<'_>,
+    y: &mut Buffer<f32>,
+    epilogue: Epilogue,
+) -> Result<(), KernelError> {
+    let (kernel, weights, view) = match weights {
+        RoundedWeights::Bf16(weights) => ("bf16_matmul", &weights.cuda, WeightView::Exact),
+        RoundedWeights::W12(weights, view) => ("w12_matmul", &weights.cuda, view),
+    };
+    let on_cuda = |argument| KernelError::WrongDevice {
+        kernel,
+        argument,
+        expected: "cuda",
+    };
+    let weights = weights.as_ref().ok_or(on_cuda("weight"))?;
+    check_size(kernel, "in_features", x.in_features, weights.in_features)?;
+    check_len(kernel, "x", x.num_rows, num_rows)?;
+    check_len(kernel, "y", y.len(), num_rows * weights.out_features)?;
+    let at = x.values.cuda_address().ok_or(on_cuda("x"))?;
+    let y = y.cuda_address().ok_or(on_cuda("y"))?;
+    let matmul = SkinnyMatmul {
+        kernel,
+        weights,
+        view,
+        num_rows,
+        epilogue,
+    };
+    matmul
+        .launch_rounded(device, at, y)
+        .map_err(|source| KernelError::Device { kernel, source })
+}
+
 /// One multiplication.
 pub(super) struct SkinnyMatmul<'a> {
     pub(super) kernel: &'static str,
@@ -179,23 +267,35 @@ impl SkinnyMatmul<'_> {
     }
 
     fn launch_all(&self, device: &CudaDevice, x: u64, y: u64) -> Result<(), DeviceError> {
-        let map = SliceMap::of(self.weights.in_features);
-        let num_tiles = self.weights.out_features.div_ceil(TILE_CHANNELS);
-        let rounded_row_bytes = map.k_tiles * TILE_COLUMNS * 2;
-        let octet_sum_bytes =
-            num_tiles * map.num_octets * MAX_ROWS * TILE_CHANNELS * size_of::<f32>();
-        let scratch = device
-            .scratch(GRID_BARRIER_BYTES + octet_sum_bytes + self.num_rows * rounded_row_bytes)?;
-        let octet_sums = scratch + GRID_BARRIER_BYTES as u64;
-        let rounded = octet_sums + octet_sum_bytes as u64;
+        let rounded_bytes = self.num_rows * self.rounded_row_bytes();
+        let scratch = device.scratch(self.sums_bytes() + rounded_bytes)?;
+        let rounded = scratch + self.sums_bytes() as u64;
         self.round_rows(device, x, rounded)?;
+        self.launch_rounded(device, rounded, y)
+    }
+
+    /// Bytes of a row of activations as the matmul takes it.
+    fn rounded_row_bytes(&self) -> usize {
+        self.weights.in_features.next_multiple_of(TILE_COLUMNS) * size_of::<bf16>()
+    }
+
+    /// Scratch for the grid's barrier and the octet sums.
+    fn sums_bytes(&self) -> usize {
+        let num_channels = self.weights.out_features.next_multiple_of(TILE_CHANNELS);
+        let num_octets = SliceMap::of(self.weights.in_features).num_octets;
+        GRID_BARRIER_BYTES + num_channels * num_octets * MAX_ROWS * size_of::<f32>()
+    }
+
+    fn launch_rounded(&self, device: &CudaDevice, rounded: u64, y: u64) -> Result<(), DeviceError> {
+        let scratch = device.scratch(self.sums_bytes())?;
+        let map = SliceMap::of(self.weights.in_features);
         for first in (0..self.num_rows).step_by(MAX_ROWS) {
             let num_rows = MAX_ROWS.min(self.num_rows - first);
             let row_bytes = self.weights.out_features * size_of::<f32>();
             let params = MatmulParams {
-                x: rounded + (first * rounded_row_bytes) as u64,
+                x: rounded + (first * self.rounded_row_bytes()) as u64,
                 y: y + (first * row_bytes) as u64,
-                octet_sums,
+                octet_sums: scratch + GRID_BARRIER_BYTES as u64,
                 grid_barrier: scratch,
                 ..self.params(map, num_rows)
             };
