@@ -24,10 +24,6 @@ struct W12Weights {
     static constexpr u32 STORED_TILE_BYTES = PLANE8_BYTES + PLANE4_BYTES;
     static constexpr u32 TILE_BYTES = IS_EXACT ? STORED_TILE_BYTES : PLANE8_BYTES;
 
-    struct Raw {
-        uint4 u, v, x;
-    };
-
     // A slice that has arrived.
     struct Slice {
         const MatmulParams& p;
@@ -46,17 +42,18 @@ struct W12Weights {
             has_escapes = ends == SliceNote::CROWDED ? ends : ends ^ ends << 6;
         }
 
-        __device__ __forceinline__ Raw load(u32 j) const {
-            return {load_shared_16(lane_place + j * PLANE8_BYTES), load_shared_16(lane_place + j * PLANE8_BYTES + 512),
-                    IS_EXACT ? load_shared_16(plane4 + j * PLANE4_BYTES)
-                             : make_uint4(0x88888888, 0x88888888, 0x88888888, 0x88888888)};
+        __device__ __forceinline__ void decode(u32 j, u32 (&a)[4][4]) const {
+            const uint4 u = load_shared_16(lane_place + j * PLANE8_BYTES), v = load_shared_16(lane_place + j * PLANE8_BYTES + 512);
+            const uint4 x = IS_EXACT ? load_shared_16(plane4 + j * PLANE4_BYTES)
+                                     : make_uint4(0x88888888, 0x88888888, 0x88888888, 0x88888888);
+            decode_w12(u.x, v.x, x.x, bases, a[0]);
+            decode_w12(u.y, v.y, x.y, bases, a[1]);
+            decode_w12(u.z, v.z, x.z, bases, a[2]);
+            decode_w12(u.w, v.w, x.w, bases, a[3]);
         }
 
-        __device__ __forceinline__ void decode(const Raw& raw, u32 j, u32 (&a)[4][4]) const {
-            decode_w12(raw.u.x, raw.v.x, raw.x.x, bases, a[0]);
-            decode_w12(raw.u.y, raw.v.y, raw.x.y, bases, a[1]);
-            decode_w12(raw.u.z, raw.v.z, raw.x.z, bases, a[2]);
-            decode_w12(raw.u.w, raw.v.w, raw.x.w, bases, a[3]);
+        // Puts escapes over their junk codes.
+        __device__ __forceinline__ void patch(u32 j, u32 (&a)[4][4]) const {
             if (has_escapes & 63u << 6 * j) patch_tile(j, a);
         }
 

@@ -167,33 +167,30 @@ struct WeightRing {
 };
 
 // The sums of a slice that has arrived. One piece of code for every length: several would not fit the instruction cache.
+// A super-tile is decoded between the matrix instructions of the one before, which wait for each other.
 template <class Weights, u32 GROUPS>
 __device__ __forceinline__ void multiply_slice(const typename Weights::Slice& slice, u32 len, const SliceRows<GROUPS>& rows,
                                                float (&sums)[GROUPS][4]) {
-#if __CUDA_ARCH__ >= 1200
-    // 32 rows leave no registers for it there.
-    constexpr bool LOOKS_AHEAD = GROUPS < 4;
-#else
-    constexpr bool LOOKS_AHEAD = true;
-#endif
-    typename Weights::Raw next = slice.load(0);
+    if (len == 0) return;
+    u32 a[4][4];
+    slice.decode(0, a);
+    slice.patch(0, a);
 #pragma unroll
     for (u32 j = 0; j < MAX_SLICE_TILES; j++) {
-        if (j < len) {
-            if (!LOOKS_AHEAD && j > 0) next = slice.load(j);
-            const typename Weights::Raw raw = next;
-            // Past the end this reads what lies behind in shared memory, and nobody looks at it.
-            if (LOOKS_AHEAD && j + 1 < MAX_SLICE_TILES) next = slice.load(j + 1);
-            u32 a[4][4];
-            slice.decode(raw, j, a);
+        u32 next[4][4];
+        // Past the end this decodes what lies behind in shared memory, and nobody looks at it.
+        if (j + 1 < MAX_SLICE_TILES) slice.decode(j + 1, next);
 #pragma unroll
-            for (u32 fragment = 0; fragment < 4; fragment++) {
+        for (u32 fragment = 0; fragment < 4; fragment++) {
 #pragma unroll
-                for (u32 group = 0; group < GROUPS; group++) {
-                    mma_m16n8k16(sums[group], a[fragment], rows[j][fragment][group][0], rows[j][fragment][group][1]);
-                }
+            for (u32 group = 0; group < GROUPS; group++) {
+                mma_m16n8k16(sums[group], a[fragment], rows[j][fragment][group][0], rows[j][fragment][group][1]);
             }
         }
+        if (j + 1 >= len) return;
+        slice.patch(j + 1, next);
+#pragma unroll
+        for (u32 i = 0; i < 16; i++) a[i / 4][i % 4] = next[i / 4][i % 4];
     }
 }
 
