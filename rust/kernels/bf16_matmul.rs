@@ -82,6 +82,7 @@ impl Kernel for Bf16Matmul {
             view: WeightView::Exact,
             num_rows: args.num_rows,
             epilogue: args.epilogue,
+            next: None,
         };
         matmul.run(device, args.x, args.y)
     }
