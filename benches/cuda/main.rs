@@ -2,7 +2,7 @@
 //!
 //! For each matrix: bits first (W12 against BF16 weights that were written by another kernel, every row count against
 //! 64 rows, float64 by tolerance), then microseconds of graph replays over copies that together are far larger than the
-//! L2 cache; `a > b` is without and with the next matrix named. `SPECPILOT_BENCH_JSON=FILE` also writes the figures there; names of matrices as arguments pick some.
+//! L2 cache. `SPECPILOT_BENCH_JSON=FILE` also writes the figures there; names of matrices as arguments pick some.
 
 mod cublas;
 mod planted;
@@ -14,9 +14,7 @@ use serde_json::{Value, json};
 use specpilot_rs::device::cuda::CudaDevice;
 use specpilot_rs::device::{Buffer, Device};
 use specpilot_rs::kernels::bf16_matmul::Epilogue;
-use specpilot_rs::kernels::skinny_matmul::{
-    RoundedMatmul, RoundedRows, RoundedWeights, multiply_rounded,
-};
+use specpilot_rs::kernels::skinny_matmul::{RoundedRows, RoundedWeights, multiply_rounded};
 use specpilot_rs::kernels::w12_matmul::WeightView;
 
 /// Name, channels, columns.
@@ -134,29 +132,20 @@ fn bench_matrix(
             line += &format!("  cublaslt {us:6.1} us");
         }
         for (variant, label) in Variant::ALL {
-            let mut time = |names_next: bool| {
-                timing::graph_us(cuda, num_calls, |call| {
-                    let weights = |call: usize| variant.weights(&copies[call % num_copies]);
-                    let args = RoundedMatmul {
-                        x: &x,
-                        num_rows,
-                        weights: weights(call),
-                        epilogue: Epilogue::Store,
-                        next: names_next.then(|| weights(call + 1)),
-                    };
-                    multiply_rounded(cuda, args, &mut y).expect("a multiplication");
-                })
-            };
-            let (alone_us, us) = (time(false), time(true));
+            let us = timing::graph_us(cuda, num_calls, |call| {
+                let weights = variant.weights(&copies[call % num_copies]);
+                multiply_rounded(cuda, &x, num_rows, weights, &mut y, Epilogue::Store)
+                    .expect("a multiplication");
+            });
             let num_bytes = variant.num_bytes(n, k, copies[0].num_escapes);
             let tb_per_s = num_bytes as f64 / us / 1e6;
-            line += &format!("  {label} {alone_us:.1} > {us:.1} us {tb_per_s:.2} TB/s");
+            line += &format!("  {label} {us:6.1} us {tb_per_s:.2} TB/s");
             if let Some(baseline) = baseline {
                 line += &format!(" {:.2}x", baseline / us);
             }
             results.push(json!({
                 "matrix": name, "out_features": n, "in_features": k, "rows": num_rows, "kernel": label,
-                "us": us, "us_without_next": alone_us, "bytes": num_bytes, "tb_per_s": tb_per_s, "cublaslt_us": baseline,
+                "us": us, "bytes": num_bytes, "tb_per_s": tb_per_s, "cublaslt_us": baseline,
                 "ratio": baseline.map(|baseline| baseline / us), "escape_rate": escape_rate,
             }));
         }
@@ -173,14 +162,8 @@ fn check_bits(device: &Device, cuda: &CudaDevice, planted: &Planted, x: &Rounded
             .buffer_of(&vec![f32::NAN; num_rows * n])
             .expect("room");
         let weights = variant.weights(planted);
-        let args = RoundedMatmul {
-            x,
-            num_rows,
-            weights,
-            epilogue: Epilogue::Store,
-            next: None,
-        };
-        multiply_rounded(cuda, args, &mut y).expect("a multiplication");
+        multiply_rounded(cuda, x, num_rows, weights, &mut y, Epilogue::Store)
+            .expect("a multiplication");
         let y = y.read_back(num_rows * n).expect("the multiplication runs");
         y.into_iter().map(f32::to_bits).collect()
     };

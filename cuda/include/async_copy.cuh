@@ -91,13 +91,6 @@ __device__ __forceinline__ void copy_async(u32 to, const u8* from, u32 num_bytes
 #endif
 }
 
-// Brings a multiple of 16 bytes as far as the L2 cache. Called by one lane.
-__device__ __forceinline__ void prefetch_to_l2(const u8* from, u32 num_bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(num_bytes) : "memory");
-#endif
-}
-
 // After the last copy that a barrier stands for. Called by the whole warp.
 __device__ __forceinline__ void copy_end(u32 barrier) {
 #if __CUDA_ARCH__ < 900

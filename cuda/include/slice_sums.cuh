@@ -32,8 +32,6 @@ struct MatmulParams {
     float* y;                  // [num_rows][out_features]
     float4* octet_sums;        // without clusters: [tiles][num_octets][row group][32 lanes]
     u32* grid_barrier;         // without clusters: blocks arrived, zero between launches; generation
-    const u8* next_weights;    // of the next kernel of the stream, or null: what it asks for first goes to the L2 cache
-    u64 next_tile_bytes;
     u32 num_rows;
     u32 out_features;
     u32 in_features;
@@ -44,9 +42,6 @@ struct MatmulParams {
     u32 cluster_blocks;        // blocks that hold all octets of a tile between them; 1 without clusters
     u32 inbox_slots;           // tiles whose octets an owner may hold at a time, 1 without clusters
     u32 adds_to_output;        // y = y + sum
-    u32 next_tiles;            // tiles, shares of the tiles, and blocks of a share, of the next kernel
-    u32 next_shares;
-    u32 next_share_blocks;
 };
 
 // Where a unit's super-tiles lie for one slice.
@@ -151,17 +146,6 @@ struct WeightRing {
         }
     }
 
-    // Once nothing is left to ask for: memory has time for the next kernel's first unit, which no one else can ask for
-    // before this block leaves the multiprocessor.
-    __device__ __forceinline__ void prefetch_next() const {
-        const u32 share = blockIdx.x / max(p.next_share_blocks, 1);
-        if (p.next_weights == nullptr || share >= p.next_shares || lane != 0) return;
-        const u64 tile = share * p.next_tiles / p.next_shares;
-        const u32 num_bytes = static_cast<u32>(p.next_tile_bytes / (p.next_share_blocks * SLICES)) / 16 * 16;
-        const u32 part = blockIdx.x % p.next_share_blocks * SLICES + slice;
-        prefetch_to_l2(p.next_weights + tile * p.next_tile_bytes + static_cast<u64>(part) * num_bytes, num_bytes);
-    }
-
     // Asks for the slice of octet number `octet` of the next unit's group; octets come in turn.
     __device__ __forceinline__ void ask(u32 slot, u32 octet) {
         if (units_left == 0) return;
@@ -173,7 +157,6 @@ struct WeightRing {
         copy_end(barrier);
         if (octet + 1 < BLOCK_OCTETS) return;
         units_left--;
-        if (units_left == 0) prefetch_next();
         if (next.advance(num_tiles)) {
             find_slices();
         } else {

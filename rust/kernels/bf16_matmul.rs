@@ -82,7 +82,6 @@ impl Kernel for Bf16Matmul {
             view: WeightView::Exact,
             num_rows: args.num_rows,
             epilogue: args.epilogue,
-            next: None,
         };
         matmul.run(device, args.x, args.y)
     }

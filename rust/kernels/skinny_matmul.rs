@@ -3,7 +3,6 @@
 //! [`SkinnyConfig`] is the one home of tile and ring sizes. It may depend on the number of rows: how slices are shared
 //! out among blocks changes no sum, only [`SliceMap`] does, and that follows from K alone.
 
-use cudarc::driver::CudaFunction;
 use half::bf16;
 
 use super::bf16_matmul::{Epilogue, PackedBf16};
@@ -119,8 +118,6 @@ struct MatmulParams {
     y: u64,
     octet_sums: u64,
     grid_barrier: u64,
-    next_weights: u64,
-    next_tile_bytes: u64,
     num_rows: u32,
     out_features: u32,
     in_features: u32,
@@ -131,9 +128,6 @@ struct MatmulParams {
     cluster_blocks: u32,
     inbox_slots: u32,
     adds_to_output: u32,
-    next_tiles: u32,
-    next_shares: u32,
-    next_share_blocks: u32,
 }
 
 /// `RoundRowsParams` of `skinny_matmul.cuh`.
@@ -192,48 +186,28 @@ pub enum RoundedWeights<'a> {
     W12(&'a PackedW12, WeightView),
 }
 
-impl<'a> RoundedWeights<'a> {
-    fn on_cuda(self) -> (&'static str, Option<&'a SkinnyWeights>, WeightView) {
-        match self {
-            Self::Bf16(weights) => ("bf16_matmul", weights.cuda.as_ref(), WeightView::Exact),
-            Self::W12(weights, view) => ("w12_matmul", weights.cuda.as_ref(), view),
-        }
-    }
-}
-
-/// Arguments of [`multiply_rounded`].
-#[derive(Clone, Copy, Debug)]
-pub struct RoundedMatmul<'a> {
-    /// Activations.
-    pub x: &'a RoundedRows,
-    /// Rows to multiply, the first of `x`.
-    pub num_rows: usize,
-    /// Weights.
-    pub weights: RoundedWeights<'a>,
-    /// Store or add.
-    pub epilogue: Epilogue,
-    /// Weights that the stream multiplies next, by as many rows: while this kernel ends, its first bytes are brought as far
-    /// as the L2 cache. Nothing but time depends on it.
-    pub next: Option<RoundedWeights<'a>>,
-}
-
-/// `y = x wᵀ`, or `y += x wᵀ`: the matmul alone, without rounding on the way.
+/// `y = x wᵀ`, or `y += x wᵀ`, for the first `num_rows` of `x`: the matmul alone, without rounding on the way.
 ///
 /// # Errors
 /// [`KernelError::BufferTooShort`], [`KernelError::Size`], [`KernelError::WrongDevice`], [`KernelError::Device`].
 pub fn multiply_rounded(
     device: &CudaDevice,
-    args: RoundedMatmul<'_>,
+    x: &RoundedRows,
+    num_rows: usize,
+    weights: RoundedWeights<'_>,
     y: &mut Buffer<f32>,
+    epilogue: Epilogue,
 ) -> Result<(), KernelError> {
-    let (kernel, weights, view) = args.weights.on_cuda();
+    let (kernel, weights, view) = match weights {
+        RoundedWeights::Bf16(weights) => ("bf16_matmul", &weights.cuda, WeightView::Exact),
+        RoundedWeights::W12(weights, view) => ("w12_matmul", &weights.cuda, view),
+    };
     let on_cuda = |argument| KernelError::WrongDevice {
         kernel,
         argument,
         expected: "cuda",
     };
-    let weights = weights.ok_or(on_cuda("weight"))?;
-    let (x, num_rows) = (args.x, args.num_rows);
+    let weights = weights.as_ref().ok_or(on_cuda("weight"))?;
     check_size(kernel, "in_features", x.in_features, weights.in_features)?;
     check_len(kernel, "x", x.num_rows, num_rows)?;
     check_len(kernel, "y", y.len(), num_rows * weights.out_features)?;
@@ -244,11 +218,7 @@ pub fn multiply_rounded(
         weights,
         view,
         num_rows,
-        epilogue: args.epilogue,
-        next: args.next.and_then(|next| {
-            let (_, weights, view) = next.on_cuda();
-            Some((weights?, view))
-        }),
+        epilogue,
     };
     matmul
         .launch_rounded(device, at, y)
@@ -262,8 +232,6 @@ pub(super) struct SkinnyMatmul<'a> {
     pub(super) view: WeightView,
     pub(super) num_rows: usize,
     pub(super) epilogue: Epilogue,
-    /// What the stream multiplies next.
-    pub(super) next: Option<(&'a SkinnyWeights, WeightView)>,
 }
 
 impl SkinnyMatmul<'_> {
@@ -371,8 +339,6 @@ impl SkinnyMatmul<'_> {
             y: 0,
             octet_sums: 0,
             grid_barrier: 0,
-            next_weights: 0,
-            next_tile_bytes: 0,
             num_rows: num_rows as u32,
             out_features: self.weights.out_features as u32,
             in_features: self.weights.in_features as u32,
@@ -383,83 +349,44 @@ impl SkinnyMatmul<'_> {
             cluster_blocks: 1,
             inbox_slots: 1,
             adds_to_output: u32::from(self.epilogue == Epilogue::AddToOutput),
-            next_tiles: 0,
-            next_shares: 0,
-            next_share_blocks: 0,
         }
     }
 
     /// Launches one multiplication of up to 32 rows.
     fn launch(&self, device: &CudaDevice, params: MatmulParams) -> Result<(), DeviceError> {
-        let num_rows = params.num_rows as usize;
-        let plan = LaunchPlan::new(device, self.weights, self.view, num_rows)?;
-        let mut params = MatmulParams {
-            ring_slots: plan.config.ring_slots as u32,
-            cluster_blocks: plan.config.cluster_blocks as u32,
-            inbox_slots: plan.config.inbox_slots as u32,
-            ..params
-        };
-        if let Some((next, view)) = self.next {
-            let plan = LaunchPlan::new(device, next, view, num_rows)?;
-            let share_blocks = plan.config.cluster_blocks;
-            params.next_weights = next.slices.cuda_address().unwrap_or(0);
-            params.next_tile_bytes = next.tile_bytes() as u64;
-            params.next_tiles = next.out_features.div_ceil(TILE_CHANNELS) as u32;
-            params.next_shares = (plan.shape.num_blocks as usize / share_blocks) as u32;
-            params.next_share_blocks = share_blocks as u32;
-        }
-        let launch = Launch::new(&plan.function, plan.shape, device.limits().has_clusters);
-        // SAFETY: `params` mirrors the kernel's. Weights, result and scratch are as long as the shape asks: the packer,
-        // `check` and `launch_all` saw to that. No more blocks than the GPU holds at a time, so they may wait for each
-        // other.
-        unsafe { launch.run(device, &params) }
-    }
-}
-
-/// A multiplication's kernel and grid.
-struct LaunchPlan {
-    config: SkinnyConfig,
-    function: CudaFunction,
-    shape: Shape,
-}
-
-impl LaunchPlan {
-    fn new(
-        device: &CudaDevice,
-        weights: &SkinnyWeights,
-        view: WeightView,
-        num_rows: usize,
-    ) -> Result<Self, DeviceError> {
         let limits = device.limits();
-        let config = SkinnyConfig::choose(weights, view, num_rows, limits);
-        let stem = match weights.format {
-            SliceFormat::Bf16 => "bf16_matmul",
-            SliceFormat::W12 => "w12_matmul",
-        };
-        let name = config.kernel_name(weights.format, view);
-        let function = device.function(KernelSource::of(stem), &name)?;
+        let config =
+            SkinnyConfig::choose(self.weights, self.view, params.num_rows as usize, limits);
+        let name = config.kernel_name(self.weights.format, self.view);
+        let function = device.function(self.source(), &name)?;
         device.allow_shared_bytes(&function, config.shared_bytes)?;
         let mut shape = Shape {
-            num_blocks: config.cluster_blocks as u32,
+            num_blocks: 0,
             block_threads: BLOCK_THREADS as u32,
             shared_bytes: config.shared_bytes as u32,
             cluster_blocks: config.cluster_blocks as u32,
         };
-        let num_tiles = weights.out_features.div_ceil(TILE_CHANNELS);
+        let num_tiles = self.weights.out_features.div_ceil(TILE_CHANNELS);
         let num_blocks = if config.cluster_blocks > 1 {
+            shape.num_blocks = shape.cluster_blocks;
             let max_clusters = Launch::new(&function, shape, false).max_clusters(device)?;
             max_clusters.min(num_tiles) * config.cluster_blocks
         } else {
-            let num_octets = SliceMap::of(weights.in_features).num_octets;
-            let num_units = num_tiles * num_octets / config.block_octets;
+            let num_units = num_tiles * params.num_octets as usize / config.block_octets;
             limits.num_multiprocessors.min(num_units)
         };
         shape.num_blocks = num_blocks as u32;
-        Ok(Self {
-            config,
-            function,
-            shape,
-        })
+        let params = MatmulParams {
+            ring_slots: config.ring_slots as u32,
+            cluster_blocks: config.cluster_blocks as u32,
+            inbox_slots: config.inbox_slots as u32,
+            ..params
+        };
+        let launch = Launch::new(&function, shape, limits.has_clusters);
+        // SAFETY: `params` mirrors the kernel's. Weights, result and scratch are as long as the shape asks: the packer,
+        // `check` and `launch_all` saw to that. No more blocks than the GPU holds at a time, so they may wait for each
+        // other.
+        unsafe { launch.run(device, &params) }
     }
 }
 

@@ -164,12 +164,6 @@ impl SkinnyWeights {
         }
     }
 
-    /// Bytes of a tile.
-    pub(super) fn tile_bytes(&self) -> usize {
-        let map = SliceMap::of(self.in_features);
-        map.k_tiles * self.format.tile_bytes() + map.num_slices() * self.format.note_bytes()
-    }
-
     /// Bytes of all parts.
     pub(super) fn num_bytes(&self) -> usize {
         self.slices.len() + (self.escape_starts.len() + self.escapes.len()) * size_of::<u32>()

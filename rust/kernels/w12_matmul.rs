@@ -70,7 +70,6 @@ impl Kernel for W12Matmul {
             view: args.view,
             num_rows: args.num_rows,
             epilogue: args.epilogue,
-            next: None,
         };
         matmul.run(device, args.x, args.y)
     }
