@@ -11,7 +11,7 @@ from tests.kernels.bfloat16 import from_bits, to_bits
 
 ROW_COUNTS = [1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64]
 # Channels and columns: one tile, padding on both sides, one octet, two, four, eight of uneven slices.
-SHAPES = [(16, 64), (100, 200), (333, 1000), (48, 2560), (272, 5120), (160, 6144), (96, 17408)]
+SHAPES = [(16, 128), (109, 250), (333, 1000), (48, 2560), (272, 5120), (160, 6144), (96, 17408)]
 
 
 def has_gpu() -> bool:
@@ -35,7 +35,7 @@ def weights(rng: np.random.Generator, n: int, k: int, escape_rate: float) -> np.
 
 
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-@pytest.mark.parametrize("escape_rate", [0.0, 4e-4, 6e-3])
+@pytest.mark.parametrize("escape_rate", [0.0, 4e-4, 4e-3])
 def test_a_row_has_one_result(n: int, k: int, escape_rate: float) -> None:
     rng = np.random.default_rng([n, k, int(escape_rate * 1e6)])
     weight = weights(rng, n, k, escape_rate)
