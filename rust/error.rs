@@ -83,11 +83,97 @@ pub enum DeviceError {
         /// The pool builder's error.
         source: rayon::ThreadPoolBuildError,
     },
+    /// There is no CUDA driver, or it finds no GPU.
+    #[error("no CUDA driver: {reason}; install NVIDIA's driver or use device \"cpu\"")]
+    NoDriver {
+        /// What was looked for, or what the driver said.
+        reason: String,
+    },
+    /// The driver is older than the kernels' interface.
+    #[error(
+        "the CUDA driver is too old: expected {}.{} or newer, got {}.{}; update NVIDIA's driver",
+        .expected / 1000, .expected % 1000 / 10, .got / 1000, .got % 1000 / 10
+    )]
+    DriverTooOld {
+        /// Version needed, as CUDA counts (13000 is 13.0).
+        expected: i32,
+        /// Version there.
+        got: i32,
+    },
+    /// A GPU's index is out of range.
+    #[error("GPU {ordinal} does not exist: expected an index below {num_devices}")]
+    NoSuchGpu {
+        /// Index asked for.
+        ordinal: usize,
+        /// GPUs there.
+        num_devices: usize,
+    },
+    /// No kernels exist for an architecture.
+    #[error("no kernels for {got}: expected one of sm_80, sm_90a, sm_120")]
+    UnknownArch {
+        /// What was asked for, or what the GPU is.
+        got: String,
+    },
+    /// The GPU's memory is full.
+    #[error("out of GPU memory: {num_bytes} bytes asked for, {free_bytes} of {total_bytes} free")]
+    OutOfMemory {
+        /// Bytes asked for.
+        num_bytes: u64,
+        /// Bytes free.
+        free_bytes: u64,
+        /// Bytes there.
+        total_bytes: u64,
+    },
+    /// NVRTC is not installed.
+    #[error("NVRTC was not found; install it with: pip install 'specpilot-rs[cuda]'")]
+    NoCompiler,
+    /// NVRTC refused a source.
+    #[error("{stem}.cu does not compile for {arch}:\n{log}")]
+    Compile {
+        /// The kernel's stem.
+        stem: &'static str,
+        /// Architecture.
+        arch: &'static str,
+        /// What the compiler said.
+        log: String,
+    },
+    /// A call of the driver failed.
+    #[error("CUDA failed while {call}: {message}")]
+    Driver {
+        /// What was being done.
+        call: &'static str,
+        /// The driver's words.
+        message: String,
+    },
 }
 
-/// Errors of kernel checks.
+/// Errors of kernels: of their checks, or of the device they run on.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
+    /// The device failed.
+    #[error("{kernel}: {source}")]
+    Device {
+        /// Kernel stem.
+        kernel: &'static str,
+        /// What happened.
+        source: DeviceError,
+    },
+    /// A kernel does not run on CUDA.
+    #[error("{kernel}: has no CUDA implementation; use device \"cpu\"")]
+    NoCuda {
+        /// Kernel stem.
+        kernel: &'static str,
+    },
+    /// An argument lies on another device than the kernel runs on.
+    #[error("{kernel}: `{argument}` must be on {expected}")]
+    WrongDevice {
+        /// Kernel stem.
+        kernel: &'static str,
+        /// Argument name.
+        argument: &'static str,
+        /// Where it must be.
+        expected: &'static str,
+    },
     /// A buffer holds fewer elements than its shape needs.
     #[error("{kernel}: `{argument}` needs at least {expected} elements, got {got}")]
     BufferTooShort {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use criterion::{Criterion, criterion_group, criterion_main};
 
 mod append_kv;
+mod append_ring;
 mod bf16_matmul;
 mod block_conv;
 mod draft_block;
@@ -30,7 +31,7 @@ criterion_group! {
         .measurement_time(Duration::from_millis(400))
         .without_plots();
     targets =
-        append_kv::bench, bf16_matmul::bench, block_conv::bench, draft_block::bench,
+        append_kv::bench, append_ring::bench, bf16_matmul::bench, block_conv::bench, draft_block::bench,
         draft_select::bench, embed_rows::bench, gate::bench, gather_taps::bench,
         gdn_fold::bench, gdn_wy::bench, greedy_argmax::bench, lm_head_screen::bench, rms_norm::bench,
         rope::bench, tree_attention::bench, w12_matmul::bench

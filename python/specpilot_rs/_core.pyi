@@ -28,9 +28,11 @@ __all__ = [
     "__version__",
     "available_bytes",
     "check_target",
+    "compile_kernels",
     "convert_weights",
     "inspect_weights",
     "kernels",
+    "num_cuda_devices",
     "plan",
     "w12",
 ]
@@ -39,6 +41,12 @@ DRAFTER_ARCHITECTURES: tuple[str, ...]
 TARGET_ARCHITECTURES: dict[str, tuple[str, ...]]
 w12: ModuleType
 
+def num_cuda_devices() -> int: ...
+def compile_kernels(
+    arches: Sequence[str],
+    cache_dir: str | PathLike[str] | None = None,
+    on_progress: Callable[[str, str], object] | None = None,
+) -> list[dict[str, Any]]: ...
 def convert_weights(
     model: str | PathLike[str],
     out: str | PathLike[str],

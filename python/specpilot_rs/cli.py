@@ -1,4 +1,4 @@
-"""The command `specpilot`: generate, chat, plan, convert, inspect, doctor.
+"""The command `specpilot`: generate, chat, plan, convert, inspect, precompile, doctor.
 
 Data goes to stdout, logs and progress to stderr. An error is one line, `error: ...`, and exit code 2; Ctrl-C
 is exit code 130. `--help` loads neither the extension nor numpy: commands import what they need as they run.
@@ -324,6 +324,30 @@ def inspect(
         return
     for line in table(rows):
         typer.echo(line)
+
+
+@app.command()
+def precompile(
+    arch: Annotated[
+        list[str] | None,
+        typer.Option(help="sm_80, sm_90a or sm_120. Repeatable; all of them if left out."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compile the CUDA kernels into the cache, so that the first start is quick. Needs no GPU."""
+    from specpilot_rs import _core, _cuda
+
+    _cuda.preload()
+    results = _core.compile_kernels(
+        arch or ["sm_80", "sm_90a", "sm_120"],
+        on_progress=lambda stem, name: typer.echo(f"{stem} for {name} ...", err=True),
+    )
+    if as_json:
+        _write_json([{key: value for key, value in result.items() if key != "log"} for result in results])
+    else:
+        for result in results:
+            state = "was there" if result["was_cached"] else "compiled"
+            typer.echo(f"{result['stem']} for {result['arch']}: {state}, {result['num_bytes']} bytes")
 
 
 @app.command()

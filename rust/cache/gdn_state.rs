@@ -7,6 +7,7 @@
 
 use crate::device::{Buffer, Device};
 use crate::error::KernelError;
+use crate::kernels::append_ring::{AppendRing, AppendRingArgs};
 use crate::kernels::gdn_fold::{GdnFold, GdnFoldArgs, fold_heads};
 use crate::kernels::gdn_wy::{
     FOLD_INTERVAL, GdnLayerCache, GdnShape, GdnTail, LOG_POSITIONS, STATE_RING, SlotLog, anchor_of,
@@ -174,15 +175,16 @@ impl GdnCache {
             ("qkv", qkv, conv, shape.conv_channels(), shape.conv_kernel),
         ] {
             check_len("gdn_state", argument, from.len(), num_rows * row_len)?;
-            match device {
-                Device::Host(_) => {
-                    let ring_rows = &mut to.host_mut()[slot * ring * row_len..][..ring * row_len];
-                    for (position, &row) in (committed_len..).zip(rows) {
-                        ring_rows[position % ring * row_len..][..row_len]
-                            .copy_from_slice(&from.host()[row as usize * row_len..][..row_len]);
-                    }
-                }
-            }
+            let args = AppendRingArgs {
+                tail: from,
+                rows,
+                first_position: committed_len,
+                row_len,
+                ring_len: ring,
+                slot,
+                rings: to,
+            };
+            AppendRing::run(device, args)?;
         }
         Ok(())
     }

@@ -2,7 +2,11 @@
 
 use std::marker::PhantomData;
 
+use cudarc::driver::{CudaSlice, DevicePtr};
 use half::bf16;
+
+use super::cuda::{CudaDevice, driver};
+use crate::error::DeviceError;
 
 mod sealed {
     pub trait Sealed {}
@@ -20,27 +24,44 @@ const LINE_BYTES: usize = 64;
 
 /// A fixed-length array of `T` in device memory. On the host it starts on a 64-byte boundary, so that vector loads of
 /// packed weights never straddle cache lines, and a zeroed one takes physical memory only where it is written: cache
-/// pools may be reserved whole.
+/// pools may be reserved whole. On CUDA it is read and written by kernels, [`upload`](Self::upload) and
+/// [`read_back`](Self::read_back) only.
 pub struct Buffer<T: Element> {
-    // Bytes with a line of slack: only allocations of byte alignment come as untouched zero pages (the system
-    // allocator clears over-aligned ones by hand), so the aligned start lies inside.
-    storage: Box<[u8]>,
-    start: usize,
+    storage: Storage,
     len: usize,
     element: PhantomData<T>,
+}
+
+enum Storage {
+    Host {
+        // Bytes with a line of slack: only allocations of byte alignment come as untouched zero pages (the system
+        // allocator clears over-aligned ones by hand), so the aligned start lies inside.
+        bytes: Box<[u8]>,
+        start: usize,
+    },
+    Cuda(CudaSlice<u8>),
 }
 
 impl<T: Element> Buffer<T> {
     pub(crate) fn zeroed(len: usize) -> Self {
         let num_bytes = len * size_of::<T>();
-        let storage = vec![0_u8; num_bytes + LINE_BYTES - 1].into_boxed_slice();
-        let misaligned = storage.as_ptr().addr() % LINE_BYTES;
+        let bytes = vec![0_u8; num_bytes + LINE_BYTES - 1].into_boxed_slice();
+        let misaligned = bytes.as_ptr().addr() % LINE_BYTES;
+        let start = (LINE_BYTES - misaligned) % LINE_BYTES;
         Self {
-            storage,
-            start: (LINE_BYTES - misaligned) % LINE_BYTES,
+            storage: Storage::Host { bytes, start },
             len,
             element: PhantomData,
         }
+    }
+
+    /// Zero-filled memory of `device`.
+    pub(super) fn zeroed_on_cuda(device: &CudaDevice, len: usize) -> Result<Self, DeviceError> {
+        Ok(Self {
+            storage: Storage::Cuda(device.alloc::<T>(len)?),
+            len,
+            element: PhantomData,
+        })
     }
 
     /// A host buffer holding a copy of `values`.
@@ -65,25 +86,110 @@ impl<T: Element> Buffer<T> {
         self.host_mut()[..len].copy_from_slice(&source.host()[..len]);
     }
 
-    /// The elements, for host kernels and read-back.
+    /// Overwrites the first elements with `values`, wherever the buffer lies.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub fn upload(&mut self, values: &[T]) -> Result<(), DeviceError> {
+        assert!(values.len() <= self.len, "values fit the buffer");
+        match &mut self.storage {
+            Storage::Host { .. } => self.host_mut()[..values.len()].copy_from_slice(values),
+            Storage::Cuda(slice) => {
+                let stream = slice.stream().clone();
+                let bytes = &mut slice.slice_mut(..size_of_val(values));
+                stream
+                    .memcpy_htod(as_bytes(values), bytes)
+                    .map_err(driver("copying to the GPU"))?;
+                // The source may go away.
+                stream.synchronize().map_err(driver("copying to the GPU"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A copy of the first `len` elements, after all work that writes them.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`] with the first error of that work.
+    pub fn read_back(&self, len: usize) -> Result<Vec<T>, DeviceError> {
+        match &self.storage {
+            Storage::Host { .. } => Ok(self.host()[..len].to_vec()),
+            Storage::Cuda(slice) => {
+                let mut values = vec![T::default(); len];
+                let stream = slice.stream();
+                let bytes = &slice.slice(..len * size_of::<T>());
+                stream
+                    .memcpy_dtoh(bytes, as_bytes_mut(&mut values))
+                    .and_then(|()| stream.synchronize())
+                    .map_err(driver("copying from the GPU"))?;
+                Ok(values)
+            }
+        }
+    }
+
+    /// Whether the buffer lies in the memory of a GPU.
+    pub fn is_on_cuda(&self) -> bool {
+        matches!(self.storage, Storage::Cuda(_))
+    }
+
+    /// Where the buffer lies on its GPU, for a launcher; `None` on the host. The address is good as long as the buffer.
+    pub fn cuda_address(&self) -> Option<u64> {
+        match &self.storage {
+            Storage::Host { .. } => None,
+            Storage::Cuda(slice) => Some(slice.device_ptr(slice.stream()).0),
+        }
+    }
+
+    /// The elements, for host kernels.
+    ///
+    /// # Panics
+    /// Panics if the buffer is not on the host.
     pub fn host(&self) -> &[T] {
-        let bytes = &self.storage[self.start..][..self.len * size_of::<T>()];
+        let Storage::Host { bytes, start } = &self.storage else {
+            panic!("a buffer on CUDA was read as a host buffer");
+        };
+        let bytes = &bytes[*start..][..self.len * size_of::<T>()];
         // SAFETY: `bytes` is initialised, `len * size_of::<T>()` long and starts on a multiple of 64, which covers
         // every `Element`; each bit pattern is a valid `Element`; the borrow ties the slice to `self`.
         unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast::<T>(), self.len) }
     }
 
     /// The elements for writing.
+    ///
+    /// # Panics
+    /// Panics if the buffer is not on the host.
     pub fn host_mut(&mut self) -> &mut [T] {
-        let bytes = &mut self.storage[self.start..][..self.len * size_of::<T>()];
+        let Storage::Host { bytes, start } = &mut self.storage else {
+            panic!("a buffer on CUDA was written as a host buffer");
+        };
+        let bytes = &mut bytes[*start..][..self.len * size_of::<T>()];
         // SAFETY: as in `host`; the exclusive borrow of `self` makes the slice unique.
         unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast::<T>(), self.len) }
     }
 }
 
+fn as_bytes<T: Element>(values: &[T]) -> &[u8] {
+    // SAFETY: elements are plain numbers without padding; the borrow ties the bytes to them.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+fn as_bytes_mut<T: Element>(values: &mut [T]) -> &mut [u8] {
+    // SAFETY: as in `as_bytes`, and every bit pattern is an element.
+    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
+}
+
 impl<T: Element> Clone for Buffer<T> {
+    /// # Panics
+    /// Panics if a GPU has no memory left for a copy.
     fn clone(&self) -> Self {
-        Self::from_slice(self.host())
+        match &self.storage {
+            Storage::Host { .. } => Self::from_slice(self.host()),
+            Storage::Cuda(slice) => Self {
+                storage: Storage::Cuda(slice.try_clone().expect("memory for a copy of a buffer")),
+                len: self.len,
+                element: PhantomData,
+            },
+        }
     }
 }
 

@@ -4,17 +4,21 @@
 //! one engine share (here the thread pool); it knows no kernel and no model.
 
 mod buffer;
+pub mod cuda;
 
 pub use buffer::{Buffer, Element};
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::DeviceError;
+use cuda::CudaDevice;
 
 /// The device an engine computes on. `Kernel::run` is the only place that matches on it.
 pub enum Device {
     /// CPU threads of this process.
     Host(HostDevice),
+    /// One GPU.
+    Cuda(Box<CudaDevice>),
 }
 
 impl Device {
@@ -26,15 +30,48 @@ impl Device {
         Ok(Self::Host(HostDevice::new(num_threads)?))
     }
 
-    /// A zero-filled buffer of `len` elements on this device.
+    /// GPU `ordinal`.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when there is no driver, it is too old, there is no such GPU, or no kernel runs on it.
+    pub fn cuda(ordinal: usize) -> Result<Self, DeviceError> {
+        Ok(Self::Cuda(Box::new(CudaDevice::new(ordinal)?)))
+    }
+
+    /// A zero-filled buffer of `len` elements on this device, for sizes that a plan has already found room for.
+    ///
+    /// # Panics
+    /// Panics if a GPU has no memory left; where that may be, use [`try_alloc`](Self::try_alloc).
     pub fn alloc<T: Element>(&self, len: usize) -> Buffer<T> {
+        match self.try_alloc(len) {
+            Ok(buffer) => buffer,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// As [`alloc`](Self::alloc).
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`].
+    pub fn try_alloc<T: Element>(&self, len: usize) -> Result<Buffer<T>, DeviceError> {
         match self {
             Self::Host(host) => {
                 let num_bytes = (len * size_of::<T>()) as u64;
                 host.bytes_allocated.fetch_add(num_bytes, Ordering::Relaxed);
-                Buffer::zeroed(len)
+                Ok(Buffer::zeroed(len))
             }
+            Self::Cuda(cuda) => Buffer::zeroed_on_cuda(cuda, len),
         }
+    }
+
+    /// A buffer on this device that holds `values`.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`], [`DeviceError::Driver`].
+    pub fn buffer_of<T: Element>(&self, values: &[T]) -> Result<Buffer<T>, DeviceError> {
+        let mut buffer = self.try_alloc(values.len())?;
+        buffer.upload(values)?;
+        Ok(buffer)
     }
 
     /// Bytes of all buffers that [`alloc`](Self::alloc) has made, given back or not: what a memory plan is held
@@ -42,6 +79,7 @@ impl Device {
     pub fn bytes_allocated(&self) -> u64 {
         match self {
             Self::Host(host) => host.bytes_allocated.load(Ordering::Relaxed),
+            Self::Cuda(cuda) => cuda.bytes_allocated(),
         }
     }
 
@@ -49,13 +87,15 @@ impl Device {
     pub fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
         match self {
             Self::Host(host) => host.install(work),
+            Self::Cuda(cuda) => cuda.host().install(work),
         }
     }
 
-    /// A short name for reports: `cpu`.
+    /// A short name for reports: `cpu` or `cuda`.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Host(_) => "cpu",
+            Self::Cuda(_) => "cuda",
         }
     }
 }
@@ -68,7 +108,11 @@ pub struct HostDevice {
 }
 
 impl HostDevice {
-    fn new(num_threads: Option<usize>) -> Result<Self, DeviceError> {
+    /// A pool of `num_threads` workers, or one per available core when `None`.
+    ///
+    /// # Errors
+    /// [`DeviceError::ThreadPool`].
+    pub fn new(num_threads: Option<usize>) -> Result<Self, DeviceError> {
         let num_threads = match num_threads {
             Some(n) => n,
             None => std::thread::available_parallelism().map_or(1, |n| n.get()),

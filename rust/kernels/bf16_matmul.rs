@@ -17,7 +17,10 @@ use half::bf16;
 use super::channel_tasks::for_each_channel_task;
 pub use super::packed_bf16::PackedBf16;
 use super::simd::{self, Isa, LANES, Lanes, Task};
+use super::skinny_matmul::SkinnyMatmul;
+use super::w12_matmul::WeightView;
 use super::{Kernel, check_len, check_size};
+use crate::device::cuda::CudaDevice;
 use crate::device::{Buffer, HostDevice};
 use crate::error::KernelError;
 pub(super) use tile_pairs::{TilePair, multiply_tile_pairs};
@@ -65,6 +68,22 @@ impl Kernel for Bf16Matmul {
 
     fn host(device: &HostDevice, args: Bf16MatmulArgs<'_>) {
         multiply(device, simd::isa(), args);
+    }
+
+    fn cuda(device: &CudaDevice, args: Bf16MatmulArgs<'_>) -> Result<(), KernelError> {
+        let weights = args.weight.cuda.as_ref().ok_or(KernelError::WrongDevice {
+            kernel: Self::NAME,
+            argument: "weight",
+            expected: "cuda",
+        })?;
+        let matmul = SkinnyMatmul {
+            kernel: Self::NAME,
+            weights,
+            view: WeightView::Exact,
+            num_rows: args.num_rows,
+            epilogue: args.epilogue,
+        };
+        matmul.run(device, args.x, args.y)
     }
 }
 

@@ -5,6 +5,7 @@
 //! token path only, never on how many or which rows sit beside it, nor on the number of threads.
 
 pub mod append_kv;
+pub mod append_ring;
 pub mod bf16_matmul;
 pub mod block_conv;
 mod channel_tasks;
@@ -25,12 +26,15 @@ pub(crate) mod random_trees;
 pub mod rms_norm;
 pub mod rope;
 pub mod simd;
+pub mod skinny_matmul;
+pub mod skinny_weights;
 pub mod tree_attention;
 pub(crate) mod vectors;
 pub mod w12_matmul;
 
 use rayon::prelude::*;
 
+use crate::device::cuda::CudaDevice;
 use crate::device::{Device, HostDevice};
 use crate::error::KernelError;
 
@@ -50,14 +54,23 @@ pub trait Kernel {
     /// The host implementation; `args` passed `check`.
     fn host(device: &HostDevice, args: Self::Args<'_>);
 
+    /// The CUDA implementation; `args` passed `check`.
+    ///
+    /// # Errors
+    /// [`KernelError::WrongDevice`], [`KernelError::Device`]; [`KernelError::NoCuda`] where there is none.
+    fn cuda(_device: &CudaDevice, _args: Self::Args<'_>) -> Result<(), KernelError> {
+        Err(KernelError::NoCuda { kernel: Self::NAME })
+    }
+
     /// Checks `args` and runs the kernel on `device`.
     ///
     /// # Errors
-    /// What `check` says.
+    /// What `check` and [`cuda`](Self::cuda) say.
     fn run(device: &Device, args: Self::Args<'_>) -> Result<(), KernelError> {
         Self::check(&args)?;
         match device {
             Device::Host(host) => Self::host(host, args),
+            Device::Cuda(cuda) => Self::cuda(cuda, args)?,
         }
         Ok(())
     }

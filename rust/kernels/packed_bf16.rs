@@ -4,13 +4,17 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::simd::LANES;
-use crate::device::Buffer;
+use super::skinny_weights::{CudaParts, SkinnyWeights, SliceFormat};
+use crate::device::{Buffer, Device};
+use crate::error::DeviceError;
 
 /// A BF16 matrix `[out_features, in_features]` stored as tiles of 16 output channels, `[ceil(N / 16)][K][16]`, so that
 /// a lane of a vector load is a channel. Missing channels of the last tile are zero.
 #[derive(Clone, Debug)]
 pub struct PackedBf16 {
     tiles: Buffer<bf16>,
+    /// The matrix on a GPU; `tiles` is empty then.
+    pub(super) cuda: Option<SkinnyWeights>,
     out_features: usize,
     in_features: usize,
 }
@@ -38,9 +42,48 @@ impl PackedBf16 {
             });
         Self {
             tiles,
+            cuda: None,
             out_features,
             in_features,
         }
+    }
+
+    /// A matrix that was written on the device, in the layout of [`super::skinny_weights`].
+    ///
+    /// # Panics
+    /// Panics if a part is shorter than its shape needs.
+    pub fn from_cuda_parts(out_features: usize, in_features: usize, parts: CudaParts) -> Self {
+        let cuda = SkinnyWeights::from_parts(SliceFormat::Bf16, out_features, in_features, parts);
+        Self {
+            tiles: Buffer::zeroed(0),
+            cuda: Some(cuda),
+            out_features,
+            in_features,
+        }
+    }
+
+    /// The same matrix in the memory of `device`.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when it has no room.
+    pub fn to_device(&self, device: &Device) -> Result<Self, DeviceError> {
+        if matches!(device, Device::Host(_)) {
+            return Ok(self.clone());
+        }
+        let (n, k) = (self.out_features, self.in_features);
+        let cuda = SkinnyWeights::of_bf16(device, n, k, |tile, rows| {
+            let tile = &self.tiles.host()[tile * k * LANES..][..k * LANES];
+            for (channel, row) in rows.chunks_exact_mut(k).enumerate() {
+                for (column, bits) in row.iter_mut().enumerate() {
+                    *bits = tile[column * LANES + channel].to_bits();
+                }
+            }
+        })?;
+        Ok(Self {
+            tiles: Buffer::zeroed(0),
+            cuda: Some(cuda),
+            ..*self
+        })
     }
 
     /// Bytes of a packed matrix of this shape, for planning memory before there is one.
@@ -64,7 +107,8 @@ impl PackedBf16 {
 
     /// Bytes of the packed weights.
     pub fn num_bytes(&self) -> usize {
-        self.tiles.len() * size_of::<bf16>()
+        let host = self.tiles.len() * size_of::<bf16>();
+        host + self.cuda.as_ref().map_or(0, SkinnyWeights::num_bytes)
     }
 
     /// Copies output channel `channel`, widened, to `row` (`in_features` long).

@@ -17,7 +17,9 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::simd::{LANES, Lanes, Words};
-use crate::device::Buffer;
+use super::skinny_weights::{CudaParts, SkinnyWeights, SliceFormat};
+use crate::device::{Buffer, Device};
+use crate::error::DeviceError;
 
 /// Columns of a piece: what is decoded at a time, and over which escapes are counted.
 pub(super) const PIECE_COLUMNS: usize = 64;
@@ -89,6 +91,8 @@ pub struct PackedW12 {
     escape_starts: Vec<u32>,
     /// See [`EscapedWeight::entry`].
     escapes: Vec<u32>,
+    /// The matrix on a GPU; all above are empty then.
+    pub(super) cuda: Option<SkinnyWeights>,
     out_features: usize,
     in_features: usize,
 }
@@ -135,6 +139,7 @@ impl PackedW12 {
             bases: Buffer::from_slice(bases),
             escape_starts: vec![0],
             escapes: Vec::new(),
+            cuda: None,
             out_features,
             in_features,
         };
@@ -144,6 +149,58 @@ impl PackedW12 {
             packed.escape_starts.push(end);
         }
         packed
+    }
+
+    /// A matrix that was written on the device, in the layout of [`super::skinny_weights`].
+    ///
+    /// # Panics
+    /// Panics if a part is shorter than its shape needs.
+    pub fn from_cuda_parts(out_features: usize, in_features: usize, parts: CudaParts) -> Self {
+        let cuda = SkinnyWeights::from_parts(SliceFormat::W12, out_features, in_features, parts);
+        Self {
+            eight: Buffer::zeroed(0),
+            four: Buffer::zeroed(0),
+            bases: Buffer::zeroed(0),
+            escape_starts: Vec::new(),
+            escapes: Vec::new(),
+            cuda: Some(cuda),
+            out_features,
+            in_features,
+        }
+    }
+
+    /// The same matrix in the memory of `device`.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when it has no room.
+    pub fn to_device(&self, device: &Device) -> Result<Self, DeviceError> {
+        if matches!(device, Device::Host(_)) {
+            return Ok(self.clone());
+        }
+        let (n, k) = (self.out_features, self.in_features);
+        let bases = self.bases.host();
+        let cuda = SkinnyWeights::of_w12(device, n, k, bases, |tile, index, codes, escapes| {
+            let piece = self.piece(tile, index);
+            let len = PIECE_COLUMNS.min(k - index * PIECE_COLUMNS);
+            *codes = [[0; PIECE_COLUMNS]; LANES];
+            for (lane, codes) in codes.iter_mut().enumerate() {
+                for (column, code) in codes[..len].iter_mut().enumerate() {
+                    let (eight, four) = (piece.eight[column / 4], piece.four[column / STEP]);
+                    *code = code_of(eight[lane], four[lane], column);
+                }
+            }
+            escapes.extend(piece.escapes.iter().copied().map(EscapedWeight::from_entry));
+        })?;
+        Ok(Self {
+            eight: Buffer::zeroed(0),
+            four: Buffer::zeroed(0),
+            bases: Buffer::zeroed(0),
+            escape_starts: Vec::new(),
+            escapes: Vec::new(),
+            cuda: Some(cuda),
+            out_features: n,
+            in_features: k,
+        })
     }
 
     /// Number of output channels.
@@ -156,7 +213,7 @@ impl PackedW12 {
         self.in_features
     }
 
-    /// Drops what the Q view does not read.
+    /// Drops what the Q view does not read, on the host; a GPU's slices hold both together.
     pub fn into_q_view(mut self) -> Self {
         self.four = Buffer::zeroed(0);
         self
@@ -164,14 +221,15 @@ impl PackedW12 {
 
     /// Whether all bits are there, or the Q view alone.
     pub fn is_exact(&self) -> bool {
-        !self.four.is_empty()
+        self.cuda.is_some() || !self.four.is_empty()
     }
 
     /// Bytes of the packed weights, all parts.
     pub fn num_bytes(&self) -> usize {
-        let bytes_of = match self.is_exact() {
-            true => Self::num_bytes_of,
-            false => Self::q_view_bytes_of,
+        let bytes_of = match (&self.cuda, self.is_exact()) {
+            (Some(cuda), _) => return cuda.num_bytes(),
+            (None, true) => Self::num_bytes_of,
+            (None, false) => Self::q_view_bytes_of,
         };
         bytes_of(self.out_features, self.in_features, self.escapes.len())
     }

@@ -17,7 +17,9 @@ pub(crate) use super::packed_w12::EscapedWeight;
 use super::packed_w12::{LaneWords, PIECE_COLUMNS};
 pub use super::packed_w12::{PackedW12, WeightView};
 use super::simd::{self, Isa, LANES, Lanes, Task, Words};
+use super::skinny_matmul::SkinnyMatmul;
 use super::{Kernel, check_len, check_size};
+use crate::device::cuda::CudaDevice;
 use crate::device::{Buffer, HostDevice};
 use crate::error::KernelError;
 
@@ -57,6 +59,22 @@ impl Kernel for W12Matmul {
 
     fn host(device: &HostDevice, args: W12MatmulArgs<'_>) {
         multiply(device, simd::isa(), args);
+    }
+
+    fn cuda(device: &CudaDevice, args: W12MatmulArgs<'_>) -> Result<(), KernelError> {
+        let weights = args.weight.cuda.as_ref().ok_or(KernelError::WrongDevice {
+            kernel: Self::NAME,
+            argument: "weight",
+            expected: "cuda",
+        })?;
+        let matmul = SkinnyMatmul {
+            kernel: Self::NAME,
+            weights,
+            view: args.view,
+            num_rows: args.num_rows,
+            epilogue: args.epilogue,
+        };
+        matmul.run(device, args.x, args.y)
     }
 }
 

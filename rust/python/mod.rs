@@ -1,5 +1,6 @@
 //! The extension module `specpilot_rs._core`: converts values, releases the interpreter's lock, and nothing else.
 
+mod cuda;
 mod engine;
 mod errors;
 mod kernels;
@@ -22,6 +23,8 @@ mod core_module {
     #[pymodule_export]
     #[allow(non_upper_case_globals, reason = "the Python name")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
+    #[pymodule_export]
+    use super::cuda::{compile_kernels, num_cuda_devices};
     #[pymodule_export]
     use super::engine::{Engine, check_target};
     #[pymodule_export]

@@ -15,6 +15,10 @@ use crate::weights::w12::{Encoding, encode};
 
 /// A weight matrix `[out_features, in_features]`.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a few hundred beside the weights themselves"
+)]
 pub enum Linear {
     /// The checkpoint's BF16 values, packed for the kernel.
     Bf16(PackedBf16),

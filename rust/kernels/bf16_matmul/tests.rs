@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::device::Device;
+use crate::device::HostDevice;
 
 /// Row-major weights and activations; the activations are no BF16 values.
 #[derive(Clone, Debug)]
@@ -37,7 +38,7 @@ impl Problem {
     }
 
     fn multiply(&self, isa: Isa, num_threads: usize, rows: Range<usize>) -> Vec<f32> {
-        let Device::Host(host) = Device::host(Some(num_threads)).expect("threads");
+        let host = HostDevice::new(Some(num_threads)).expect("threads");
         let len = rows.len() * self.out_features;
         let mut y = Buffer::from_slice(&vec![f32::NAN; len]);
         let weight = PackedBf16::pack(&self.weights, self.out_features, self.in_features);
@@ -128,7 +129,7 @@ proptest! {
             })
             .collect();
         for (isa, num_threads) in [(Isa::Avx512, 2), (Isa::Avx2, 1), (Isa::Portable, 1)] {
-            let Device::Host(host) = Device::host(Some(num_threads)).expect("threads");
+            let host = HostDevice::new(Some(num_threads)).expect("threads");
             let sums = multiply_tile_pairs(&host, isa, &problem.x, &weight, &pairs);
             for (pair, sums) in pairs.iter().zip(&sums) {
                 let first = pair.tile as usize * LANES;

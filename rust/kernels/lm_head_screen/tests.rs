@@ -7,6 +7,7 @@ use super::super::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue};
 use super::super::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
 use super::*;
 use crate::device::Device;
+use crate::device::HostDevice;
 
 /// A small generator, so that a failing draw can be named by its seed.
 struct Random(u64);
@@ -83,7 +84,7 @@ impl Problem {
         head: &ScreenedHead,
         with_gap: bool,
     ) -> Decided {
-        let Device::Host(host) = Device::host(Some(num_threads)).expect("threads");
+        let host = HostDevice::new(Some(num_threads)).expect("threads");
         self.decide_on(&host, isa, exact, head, with_gap)
     }
 
@@ -277,7 +278,7 @@ fn mask_winners(problem: &mut Problem, winners: &[u32], seed: u64) {
 fn a_million_draws_give_the_dense_ids() {
     const ROWS: usize = 64;
     const PROBLEMS: usize = 1_000_000 / (2 * ROWS) + 1;
-    let Device::Host(host) = Device::host(Some(1)).expect("threads");
+    let host = HostDevice::new(Some(1)).expect("threads");
     let (mut num_screened, mut num_survivors, mut num_scored) = (0_usize, 0_usize, 0_usize);
     for seed in 0..PROBLEMS as u64 {
         let mut problem = random_problem(seed, ROWS);
@@ -327,7 +328,7 @@ fn instruction_sets_and_threads_agree() {
         problem.x = x;
         let exact = problem.packed();
         let head = ScreenedHead::new(&exact);
-        let Device::Host(host) = Device::host(Some(1)).expect("threads");
+        let host = HostDevice::new(Some(1)).expect("threads");
         let want = problem.decide(Isa::Avx512, 1, &exact, &head, true);
         assert_eq!(
             want.token_ids,
@@ -343,7 +344,7 @@ fn instruction_sets_and_threads_agree() {
 
 #[test]
 fn gaps_are_those_of_the_dense_logits() {
-    let Device::Host(host) = Device::host(Some(1)).expect("threads");
+    let host = HostDevice::new(Some(1)).expect("threads");
     for seed in 0..300 {
         let problem = random_problem(seed, 16);
         let exact = problem.packed();
@@ -389,7 +390,7 @@ fn exact_dot(w: &[bf16], x: &[f32]) -> f64 {
 
 #[test]
 fn intervals_hold_the_exact_product_and_the_engines_logit() {
-    let Device::Host(host) = Device::host(Some(1)).expect("threads");
+    let host = HostDevice::new(Some(1)).expect("threads");
     let (mut num_checked, mut tightest) = (0, [0.0_f64; 2]);
     for seed in 0..1500 {
         let problem = random_problem(seed, 8);
@@ -443,7 +444,7 @@ fn problem_of(vocab_size: usize, w: &[f32], x: &[f32]) -> Problem {
 /// Every product but those at multiples of `every` is just under half a unit in the last place of the sum: all are lost.
 #[test]
 fn the_bound_of_the_order_is_reached() {
-    let Device::Host(host) = Device::host(Some(1)).expect("threads");
+    let host = HostDevice::new(Some(1)).expect("threads");
     let small = 2.0_f32.powi(-12);
     for (k, every, least) in [
         (64, 64, 0.95),
@@ -477,7 +478,7 @@ fn the_bound_of_the_order_is_reached() {
 /// Two channels whose exact products differ one way and whose sums in the engine's order the other way.
 #[test]
 fn rounding_decides_as_in_the_dense_path() {
-    let Device::Host(host) = Device::host(Some(1)).expect("threads");
+    let host = HostDevice::new(Some(1)).expect("threads");
     let k = 256;
     let mut problem = problem_of(20, &[1.0; 256], &[1.0; 256]);
     let large = 17;
@@ -534,7 +535,7 @@ fn misleading_codes(seed: u64) -> Problem {
 
 #[test]
 fn a_loosened_bound_gives_wrong_ids() {
-    let Device::Host(host) = Device::host(Some(1)).expect("threads");
+    let host = HostDevice::new(Some(1)).expect("threads");
     for factor in [0.2, 0.6] {
         let mut num_wrong = 0;
         for seed in 0..100 {

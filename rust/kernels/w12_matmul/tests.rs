@@ -5,6 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::device::Device;
+use crate::device::HostDevice;
 use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, PackedBf16};
 use crate::weights::w12::{Encoding, W12Matrix, encode};
 
@@ -82,7 +83,7 @@ impl Problem {
         rows: Range<usize>,
         view: WeightView,
     ) -> Vec<f32> {
-        let Device::Host(host) = Device::host(Some(num_threads)).expect("threads");
+        let host = HostDevice::new(Some(num_threads)).expect("threads");
         let nan = vec![f32::NAN; rows.len() * self.out_features];
         let mut y = Buffer::from_slice(residual.unwrap_or(&nan));
         let args = W12MatmulArgs {

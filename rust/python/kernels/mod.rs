@@ -4,6 +4,7 @@
 //! that an element it forgets shows. A refused argument raises `ValueError` with the kernel's own words.
 
 mod append_kv;
+mod append_ring;
 mod bf16_matmul;
 mod block_conv;
 mod draft_block;
@@ -20,7 +21,7 @@ mod rope;
 mod tree_attention;
 mod w12_matmul;
 
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use half::bf16;
 use half::slice::HalfBitsSliceExt;
@@ -30,7 +31,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::device::{Buffer, Device};
-use crate::error::KernelError;
+use crate::error::{Error, KernelError};
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::PackedBf16;
 use crate::kernels::paths::RowPaths;
@@ -41,6 +42,8 @@ use crate::kernels::paths::RowPaths;
 pub(super) mod kernels_module {
     #[pymodule_export]
     use super::append_kv::append_kv;
+    #[pymodule_export]
+    use super::append_ring::append_ring;
     #[pymodule_export]
     use super::bf16_matmul::bf16_matmul;
     #[pymodule_export]
@@ -81,6 +84,30 @@ fn device() -> PyResult<&'static Device> {
     }
     let device = Device::host(None).map_err(|e| PyValueError::new_err(e.to_string()))?;
     Ok(DEVICE.get_or_init(|| device))
+}
+
+/// The device a test names: `cpu`, `cuda` or `cuda:1`; each GPU is opened once.
+fn device_named(name: &str) -> PyResult<Arc<Device>> {
+    static GPUS: Mutex<Vec<(usize, Arc<Device>)>> = Mutex::new(Vec::new());
+    let Some(rest) = name.strip_prefix("cuda") else {
+        return Ok(Arc::new(Device::host(None).map_err(Error::from)?));
+    };
+    let ordinal = match rest.strip_prefix(':') {
+        Some(index) => index.parse()?,
+        None => 0,
+    };
+    let mut gpus = GPUS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, device)) = gpus.iter().find(|(index, _)| *index == ordinal) {
+        return Ok(device.clone());
+    }
+    let device = Arc::new(Device::cuda(ordinal).map_err(Error::from)?);
+    gpus.push((ordinal, device.clone()));
+    Ok(device)
+}
+
+/// Values as a buffer of `device`.
+fn buffer_on(device: &Device, values: &[f32]) -> PyResult<Buffer<f32>> {
+    Ok(device.buffer_of(values).map_err(Error::from)?)
 }
 
 /// Runs kernel `K` with the lock released.

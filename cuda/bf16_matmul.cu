@@ -1,0 +1,27 @@
+// BF16 weights times 1..32 rows, in the order of slice_sums.cuh.
+#include "skinny_matmul.cuh"
+
+struct Bf16Weights {
+    static constexpr u32 TILE_BYTES = TILE_CHANNELS * TILE_COLUMNS * 2;
+    static constexpr u32 NOTE_BYTES = 0;
+    static constexpr u32 STORED_TILE_BYTES = TILE_BYTES;
+
+    // A slice that has arrived.
+    struct Slice {
+        const u32 slot, lane;
+
+        __device__ __forceinline__ Slice(const MatmulParams&, u32 at, u32, u32 lane_index) : slot(at), lane(lane_index) {}
+
+        __device__ __forceinline__ void decode(u32 j, u32 (&a)[4][4]) const {
+#pragma unroll
+            for (u32 fragment = 0; fragment < 4; fragment++) {
+                const uint4 r = load_shared_16(slot + j * TILE_BYTES + fragment * 512 + lane * 16);
+                a[fragment][0] = r.x, a[fragment][1] = r.y, a[fragment][2] = r.z, a[fragment][3] = r.w;
+            }
+        }
+
+        __device__ __forceinline__ void patch(u32, u32 (&)[4][4]) const {}
+    };
+};
+
+SKINNY_MATMUL_KERNELS(bf16_matmul, Bf16Weights)

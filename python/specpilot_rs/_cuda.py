@@ -1,0 +1,41 @@
+"""CUDA's compiler from the wheels of `pip install specpilot-rs[cuda]`, loaded before the core looks for it.
+
+The core opens libraries by name. One that is loaded already is found by its name, so a wheel's library is
+loaded here by its path, its helper first. What is loaded already (by torch, say) stays; without wheels the
+system's loader decides. Called when CUDA is asked for, never on import.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from pathlib import Path
+
+# In this order: the compiler looks for its helper by name and has no search path of its own.
+_LIBRARIES = ("libnvrtc-builtins.so.13.0", "libnvrtc.so.13")
+_loaded: list[ctypes.CDLL] = []
+
+
+def preload() -> None:
+    """Load the compiler of the CUDA wheels, where they are installed and nothing else was loaded before."""
+    if _loaded or _is_loaded(_LIBRARIES[-1]):
+        return
+    for folder in _wheel_folders():
+        paths = [folder / name for name in _LIBRARIES]
+        if all(path.is_file() for path in paths):
+            _loaded.extend(ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL) for path in paths)
+            return
+
+
+def _is_loaded(name: str) -> bool:
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return f"/{name}" in maps
+
+
+def _wheel_folders() -> list[Path]:
+    spec = importlib.util.find_spec("nvidia")
+    roots = spec.submodule_search_locations if spec else None
+    return [Path(root) / "cu13" / "lib" for root in roots or ()]

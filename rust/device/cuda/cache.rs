@@ -1,0 +1,169 @@
+//! Compiled kernels on disk.
+//!
+//! A file's name holds a key of everything its content follows from: source, headers, options, architecture, compiler.
+//! Files are written beside and renamed, and begin with a checksum, so that a torn or altered one is rebuilt. A folder
+//! that cannot be written costs a compilation each time and nothing else.
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use super::compiler::{self, Arch, Compiled, OPTIONS};
+use super::source::{HEADERS, KernelSource};
+use crate::error::DeviceError;
+
+const CHECKSUM_BYTES: usize = 32;
+
+/// A folder of compiled kernels, or none.
+#[derive(Clone, Debug)]
+pub struct CubinCache {
+    folder: Option<PathBuf>,
+}
+
+impl CubinCache {
+    /// The user's cache: `$SPECPILOT_CACHE_DIR`, else `specpilot_rs` in `$XDG_CACHE_HOME` or `~/.cache`.
+    pub fn in_user_folder() -> Self {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let own = variable("SPECPILOT_CACHE_DIR").map(PathBuf::from);
+        let shared = || {
+            let home = || variable("HOME").map(|home| PathBuf::from(home).join(".cache"));
+            let cache = variable("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
+            cache.map(|cache| cache.join("specpilot_rs"))
+        };
+        Self {
+            folder: own.or_else(shared).map(|folder| folder.join("cubin")),
+        }
+    }
+
+    /// A cache in `folder`.
+    pub fn in_folder(folder: &Path) -> Self {
+        Self {
+            folder: Some(folder.to_owned()),
+        }
+    }
+
+    /// The machine code of `source`, from disk if it is there and whole.
+    ///
+    /// # Errors
+    /// What [`compiler::compile`] says.
+    pub fn get_or_compile(
+        &self,
+        source: &KernelSource,
+        arch: Arch,
+    ) -> Result<Compiled, DeviceError> {
+        let file = self.file(source, arch)?;
+        match file.as_deref().and_then(read_checked) {
+            Some(cubin) => Ok(Compiled {
+                cubin,
+                log: String::new(),
+                was_cached: true,
+            }),
+            None => self.recompile(source, arch),
+        }
+    }
+
+    /// Compiles `source` whatever is on disk, and keeps the result there if the disk lets it.
+    ///
+    /// # Errors
+    /// What [`compiler::compile`] says.
+    pub fn recompile(&self, source: &KernelSource, arch: Arch) -> Result<Compiled, DeviceError> {
+        let compiled = compiler::compile(source, arch)?;
+        if let Some(file) = self.file(source, arch)? {
+            // The code is at hand; without the file the next start compiles again.
+            let _ = write_checked(&file, &compiled.cubin);
+        }
+        Ok(compiled)
+    }
+
+    /// Where `source` lies for `arch` and this compiler.
+    fn file(&self, source: &KernelSource, arch: Arch) -> Result<Option<PathBuf>, DeviceError> {
+        let Some(folder) = &self.folder else {
+            return Ok(None);
+        };
+        let (major, minor) = compiler::compiler_version()?;
+        let mut hash = Sha256::new();
+        let mut add = |part: &str| {
+            hash.update((part.len() as u64).to_le_bytes());
+            hash.update(part);
+        };
+        add(source.text);
+        for (name, text) in HEADERS {
+            add(name);
+            add(text);
+        }
+        for option in OPTIONS {
+            add(option);
+        }
+        add(arch.name());
+        add(&format!("{major}.{minor}"));
+        add(env!("CARGO_PKG_VERSION"));
+        let mut key = String::new();
+        for byte in &hash.finalize()[..12] {
+            let _ = write!(key, "{byte:02x}");
+        }
+        let name = format!("{}-{}-{key}.cubin", source.stem, arch.name());
+        Ok(Some(folder.join(name)))
+    }
+}
+
+/// The cubin in `file`, or nothing if it is missing, cannot be read or fails its checksum.
+fn read_checked(file: &Path) -> Option<Vec<u8>> {
+    let bytes = fs::read(file).ok()?;
+    let (checksum, cubin) = bytes.split_at_checked(CHECKSUM_BYTES)?;
+    (Sha256::digest(cubin).as_slice() == checksum).then(|| cubin.to_vec())
+}
+
+/// Writes `cubin` so that `file` holds all of it or is left as it was.
+fn write_checked(file: &Path, cubin: &[u8]) -> io::Result<()> {
+    let folder = file.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)?;
+    let draft = file.with_extension(format!("{}.tmp", std::process::id()));
+    let written = (|| {
+        let mut draft = File::create(&draft)?;
+        draft.write_all(&Sha256::digest(cubin))?;
+        draft.write_all(cubin)?;
+        draft.sync_all()
+    })();
+    let outcome = written.and_then(|()| fs::rename(&draft, file));
+    if outcome.is_err() {
+        let _ = fs::remove_file(&draft);
+    }
+    outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_read_back_whole_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("deep").join("kernel.cubin");
+        assert_eq!(read_checked(&file), None);
+        write_checked(&file, b"machine code").unwrap();
+        assert_eq!(read_checked(&file).as_deref(), Some(&b"machine code"[..]));
+        let names: Vec<_> = fs::read_dir(file.parent().unwrap()).unwrap().collect();
+        assert_eq!(names.len(), 1, "the draft is gone");
+        let mut bytes = fs::read(&file).unwrap();
+        bytes.truncate(bytes.len() - 1);
+        fs::write(&file, &bytes).unwrap();
+        assert_eq!(read_checked(&file), None, "truncated");
+        bytes.push(b'x');
+        fs::write(&file, &bytes).unwrap();
+        assert_eq!(read_checked(&file), None, "altered");
+        fs::write(&file, b"short").unwrap();
+        assert_eq!(read_checked(&file), None, "no checksum");
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_is_an_error_that_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let blocked = folder.path().join("file");
+        fs::write(&blocked, b"").unwrap();
+        assert!(write_checked(&blocked.join("kernel.cubin"), b"code").is_err());
+        assert_eq!(fs::read(&blocked).unwrap(), b"");
+    }
+}

@@ -1,0 +1,143 @@
+//! Launching a kernel with what the plain launch call cannot say: clusters, and overlap with the kernel before.
+
+use std::ffi::c_void;
+
+use cudarc::driver::sys::{
+    self, CUlaunchAttribute, CUlaunchAttributeID as AttributeId, CUlaunchConfig,
+};
+use cudarc::driver::{CudaFunction, result};
+
+use super::{CudaDevice, driver};
+use crate::error::DeviceError;
+
+/// How many threads run, and in what groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Blocks.
+    pub num_blocks: u32,
+    /// Threads of a block.
+    pub block_threads: u32,
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+    /// Blocks of a cluster; 1 for none.
+    pub cluster_blocks: u32,
+}
+
+/// A kernel with its launch attributes.
+pub struct Launch<'a> {
+    function: &'a CudaFunction,
+    shape: Shape,
+    overlaps: bool,
+}
+
+impl<'a> Launch<'a> {
+    /// A launch of `function`; with `overlaps` it may start while its predecessor still runs, so it must wait for
+    /// predecessors itself before it reads what they write (`wait_for_predecessors` in `async_copy.cuh`).
+    pub fn new(function: &'a CudaFunction, shape: Shape, overlaps: bool) -> Self {
+        Self {
+            function,
+            shape,
+            overlaps,
+        }
+    }
+
+    fn attributes(&self) -> Vec<CUlaunchAttribute> {
+        let attribute = |id| CUlaunchAttribute {
+            id,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { pad: [0; 64] },
+        };
+        let mut attributes = Vec::with_capacity(2);
+        if self.shape.cluster_blocks > 1 {
+            let mut cluster = attribute(AttributeId::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+            cluster.value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
+                x: self.shape.cluster_blocks,
+                y: 1,
+                z: 1,
+            };
+            attributes.push(cluster);
+        }
+        if self.overlaps {
+            let mut overlap =
+                attribute(AttributeId::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+            overlap.value.programmaticStreamSerializationAllowed = 1;
+            attributes.push(overlap);
+        }
+        attributes
+    }
+
+    fn config(
+        &self,
+        attributes: &mut [CUlaunchAttribute],
+        stream: sys::CUstream,
+    ) -> CUlaunchConfig {
+        CUlaunchConfig {
+            gridDimX: self.shape.num_blocks,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: self.shape.block_threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: self.shape.shared_bytes,
+            hStream: stream,
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
+        }
+    }
+
+    /// Number of clusters that the GPU holds at a time.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub fn max_clusters(&self, device: &CudaDevice) -> Result<usize, DeviceError> {
+        let mut attributes = self.attributes();
+        let config = self.config(&mut attributes, device.stream().cu_stream());
+        let mut num_clusters = 0;
+        // SAFETY: function, configuration and the place for the answer are valid during the call.
+        unsafe {
+            sys::cuOccupancyMaxActiveClusters(
+                &mut num_clusters,
+                self.function.cu_function(),
+                &config,
+            )
+        }
+        .result()
+        .map_err(driver("counting clusters"))?;
+        Ok(usize::try_from(num_clusters).unwrap_or(0))
+    }
+
+    /// Launches with one argument, a struct that the kernel takes by value.
+    ///
+    /// # Safety
+    /// `argument` must be laid out as the kernel's parameter, and what it points to must be valid for what the kernel
+    /// reads and writes until the stream has run it.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub unsafe fn run<T: Copy>(
+        &self,
+        device: &CudaDevice,
+        argument: &T,
+    ) -> Result<(), DeviceError> {
+        let mut attributes = self.attributes();
+        let stream = device.stream();
+        let config = self.config(&mut attributes, stream.cu_stream());
+        let mut pointers = [std::ptr::from_ref(argument).cast_mut().cast::<c_void>()];
+        stream
+            .context()
+            .bind_to_thread()
+            .map_err(driver("entering the GPU's context"))?;
+        // SAFETY: configuration and pointers are valid during the call, which copies the argument; the rest is the
+        // caller's promise.
+        unsafe {
+            sys::cuLaunchKernelEx(
+                &config,
+                self.function.cu_function(),
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        }
+        .result()
+        .map_err(|error: result::DriverError| driver("launching a kernel")(error))
+    }
+}

@@ -1,0 +1,243 @@
+//! The CUDA backend's device: presence probe, memory, stream, compiled modules.
+//!
+//! CUDA's libraries are opened at run time, so one build serves machines with and without them. Nothing here calls into
+//! them before [`probe`] has seen that they are there: the bindings panic otherwise. Work of one engine goes to one
+//! stream in order; buffers carry no events, so whoever adds a stream orders it himself.
+
+mod cache;
+mod compiler;
+mod launch;
+mod probe;
+mod source;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUfunction_attribute_enum};
+use cudarc::driver::{
+    CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, DriverError,
+};
+use cudarc::nvrtc::Ptx;
+
+use super::{Element, HostDevice};
+use crate::error::DeviceError;
+pub use cache::CubinCache;
+pub use compiler::{Arch, Compiled, compile, compiler_version};
+pub use launch::{Launch, Shape};
+pub use probe::{MIN_DRIVER_VERSION, num_devices};
+pub use source::{KERNEL_SOURCES, KernelSource};
+
+/// One GPU, its stream and the kernels compiled for it.
+pub struct CudaDevice {
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+    /// Threads for loading and packing.
+    host: HostDevice,
+    arch: Arch,
+    cache: CubinCache,
+    modules: Mutex<HashMap<&'static str, Arc<CudaModule>>>,
+    limits: Limits,
+    bytes_allocated: AtomicU64,
+    /// The last is in use; those before are kept for graphs that were captured with them.
+    scratch: Mutex<Vec<CudaSlice<u8>>>,
+}
+
+/// What kernels size themselves by.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Streaming multiprocessors.
+    pub num_multiprocessors: usize,
+    /// Shared memory that one block may take.
+    pub block_shared_bytes: usize,
+    /// Whether blocks of a cluster reach each other's shared memory, and launches may overlap (9.0 on).
+    pub has_clusters: bool,
+}
+
+impl CudaDevice {
+    /// Opens GPU `ordinal`.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when there is no driver, it is too old, there is no such GPU, or no kernel runs on it.
+    pub fn new(ordinal: usize) -> Result<Self, DeviceError> {
+        let num_devices = probe::num_devices()?;
+        if ordinal >= num_devices {
+            return Err(DeviceError::NoSuchGpu {
+                ordinal,
+                num_devices,
+            });
+        }
+        let context = CudaContext::new(ordinal).map_err(driver("opening the GPU"))?;
+        // SAFETY: all work of this device goes to its one stream, in order; no event is needed to order it.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().map_err(driver("creating a stream"))?;
+        let (major, minor) = context
+            .compute_capability()
+            .map_err(driver("reading the compute capability"))?;
+        let attribute = |attribute| -> Result<usize, DeviceError> {
+            let value = context
+                .attribute(attribute)
+                .map_err(driver("reading the GPU's limits"))?;
+            Ok(usize::try_from(value).unwrap_or(0))
+        };
+        let limits = Limits {
+            num_multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            block_shared_bytes: attribute(
+                Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+            )?,
+            has_clusters: major >= 9,
+        };
+        Ok(Self {
+            host: HostDevice::new(None)?,
+            arch: Arch::of_gpu(major, minor)?,
+            cache: CubinCache::in_user_folder(),
+            modules: Mutex::default(),
+            limits,
+            bytes_allocated: AtomicU64::new(0),
+            scratch: Mutex::default(),
+            context,
+            stream,
+        })
+    }
+
+    /// The GPU's own name.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub fn gpu_name(&self) -> Result<String, DeviceError> {
+        self.context
+            .name()
+            .map_err(driver("reading the GPU's name"))
+    }
+
+    /// What kernels are compiled for.
+    pub fn arch(&self) -> Arch {
+        self.arch
+    }
+
+    /// What kernels size themselves by.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// The stream of all work.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
+    /// Host threads for loading and packing.
+    pub fn host(&self) -> &HostDevice {
+        &self.host
+    }
+
+    /// Bytes of all buffers made, given back or not.
+    pub fn bytes_allocated(&self) -> u64 {
+        self.bytes_allocated.load(Ordering::Relaxed)
+    }
+
+    /// Waits for all work.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`] with the first error of the work waited for.
+    pub fn synchronize(&self) -> Result<(), DeviceError> {
+        self.stream
+            .synchronize()
+            .map_err(driver("waiting for the GPU"))
+    }
+
+    /// Zero-filled memory for `len` elements.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`].
+    pub(super) fn alloc<T: Element>(&self, len: usize) -> Result<CudaSlice<u8>, DeviceError> {
+        // The driver refuses empty allocations.
+        let num_bytes = (len * size_of::<T>()).max(1);
+        let slice = self.stream.alloc_zeros::<u8>(num_bytes).map_err(|_| {
+            let (free, total) = self.context.mem_get_info().unwrap_or((0, 0));
+            DeviceError::OutOfMemory {
+                num_bytes: num_bytes as u64,
+                free_bytes: free as u64,
+                total_bytes: total as u64,
+            }
+        })?;
+        self.bytes_allocated
+            .fetch_add(num_bytes as u64, Ordering::Relaxed);
+        Ok(slice)
+    }
+
+    /// The address of at least `num_bytes` of memory that any kernel of the stream may use until the next one starts.
+    /// Zero when first handed out; whoever needs zeros in it leaves zeros. Grows as needed, which a capture must not see:
+    /// ask for the largest size before.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`].
+    pub fn scratch(&self, num_bytes: usize) -> Result<u64, DeviceError> {
+        let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        if scratch.last().is_none_or(|last| last.len() < num_bytes) {
+            scratch.push(self.alloc::<u8>(num_bytes.next_multiple_of(1 << 20))?);
+        }
+        let last = scratch.last().expect("one was pushed if there was none");
+        Ok(last.device_ptr(&self.stream).0)
+    }
+
+    /// Lets `function` take `num_bytes` of dynamic shared memory.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub fn allow_shared_bytes(
+        &self,
+        function: &CudaFunction,
+        num_bytes: usize,
+    ) -> Result<(), DeviceError> {
+        let attribute = CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        function
+            .set_attribute(attribute, i32::try_from(num_bytes).unwrap_or(i32::MAX))
+            .map_err(driver("raising a kernel's shared memory"))
+    }
+
+    /// Kernel `name` of `source`, compiled now if it was never before.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when the compiler is missing or refuses, or the module lacks the kernel.
+    pub fn function(
+        &self,
+        source: &'static KernelSource,
+        name: &str,
+    ) -> Result<CudaFunction, DeviceError> {
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let module = match modules.get(source.stem) {
+            Some(module) => module.clone(),
+            None => {
+                let module = self.load_module(source)?;
+                modules.insert(source.stem, module.clone());
+                module
+            }
+        };
+        drop(modules);
+        module
+            .load_function(name)
+            .map_err(driver("looking a kernel up"))
+    }
+
+    fn load_module(&self, source: &KernelSource) -> Result<Arc<CudaModule>, DeviceError> {
+        let load = |cubin: Vec<u8>| self.context.load_module(Ptx::from_binary(cubin));
+        let compiled = self.cache.get_or_compile(source, self.arch)?;
+        match load(compiled.cubin) {
+            Ok(module) => Ok(module),
+            // A file that passed its checksum but not the driver: made elsewhere, by another compiler. Once more, fresh.
+            Err(_) if compiled.was_cached => {
+                let fresh = self.cache.recompile(source, self.arch)?;
+                load(fresh.cubin).map_err(driver("loading a module"))
+            }
+            Err(error) => Err(driver("loading a module")(error)),
+        }
+    }
+}
+
+/// Names the call that failed.
+pub(crate) fn driver(call: &'static str) -> impl Fn(DriverError) -> DeviceError {
+    move |error| DeviceError::Driver {
+        call,
+        message: format!("{error:?}"),
+    }
+}

@@ -1,0 +1,57 @@
+//! The text of all device code, carried inside the library.
+
+/// One file of `cuda/`, compiled on its own.
+#[derive(Debug)]
+pub struct KernelSource {
+    /// The kernel's stem.
+    pub stem: &'static str,
+    /// Its text.
+    pub text: &'static str,
+    /// Whether its kernels must keep everything in registers.
+    pub is_hot: bool,
+}
+
+macro_rules! sources {
+    ($($stem:literal, $is_hot:literal;)*) => {
+        &[$(KernelSource {
+            stem: $stem,
+            text: include_str!(concat!("../../../cuda/", $stem, ".cu")),
+            is_hot: $is_hot,
+        }),*]
+    };
+}
+
+macro_rules! headers {
+    ($($name:literal),*) => {
+        &[$(($name, include_str!(concat!("../../../cuda/include/", $name)))),*]
+    };
+}
+
+/// All kernels.
+pub const KERNEL_SOURCES: &[KernelSource] = sources! {
+    "bf16_matmul", true;
+    "w12_matmul", true;
+};
+
+/// What kernels include: name and text.
+pub(super) const HEADERS: &[(&str, &str)] = headers![
+    "async_copy.cuh",
+    "mma.cuh",
+    "octet_sums.cuh",
+    "skinny_matmul.cuh",
+    "slice_sums.cuh",
+    "w12_decode.cuh"
+];
+
+impl KernelSource {
+    /// The source of `stem`.
+    ///
+    /// # Panics
+    /// Panics if there is none.
+    pub fn of(stem: &str) -> &'static Self {
+        KERNEL_SOURCES
+            .iter()
+            .find(|source| source.stem == stem)
+            .unwrap_or_else(|| panic!("cuda/{stem}.cu is not listed"))
+    }
+}

@@ -1,0 +1,432 @@
+//! Launching the CUDA matmuls of `cuda/include/skinny_matmul.cuh`: what `bf16_matmul` and `w12_matmul` share.
+//!
+//! [`SkinnyConfig`] is the one home of tile and ring sizes. It may depend on the number of rows: how slices are shared
+//! out among blocks changes no sum, only [`SliceMap`] does, and that follows from K alone.
+
+use half::bf16;
+
+use super::bf16_matmul::{Epilogue, PackedBf16};
+use super::skinny_weights::{
+    OCTET, SkinnyWeights, SliceFormat, SliceMap, TILE_CHANNELS, TILE_COLUMNS,
+};
+use super::w12_matmul::{PackedW12, WeightView};
+use super::{check_len, check_size};
+use crate::device::cuda::{CudaDevice, KernelSource, Launch, Limits, Shape};
+use crate::device::{Buffer, Device};
+use crate::error::{DeviceError, KernelError};
+
+/// Rows that one launch multiplies at most.
+const MAX_ROWS: usize = 32;
+const WARP_LANES: usize = 32;
+const BLOCK_THREADS: usize = OCTET * WARP_LANES;
+/// Bytes between the rows of a slice sum.
+const SUM_ROW_BYTES: usize = 80;
+/// Units whose slice sums wait to be added.
+const SUM_BUFFERS: usize = 2;
+/// Slices of a ring beyond which nothing is gained.
+const MAX_RING_SLOTS: usize = 16;
+const BARRIER_BYTES: usize = 8;
+/// Scratch before the octet sums: the grid's barrier.
+const GRID_BARRIER_BYTES: usize = 256;
+
+/// How one multiplication is spread over a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SkinnyConfig {
+    /// Groups of eight rows.
+    row_groups: usize,
+    /// Octets that a block holds.
+    block_octets: usize,
+    /// Blocks that hold all octets of a tile between them and talk through shared memory; 1 without.
+    cluster_blocks: usize,
+    inbox_slots: usize,
+    ring_slots: usize,
+    shared_bytes: usize,
+}
+
+impl SkinnyConfig {
+    fn choose(weights: &SkinnyWeights, view: WeightView, num_rows: usize, limits: Limits) -> Self {
+        let map = SliceMap::of(weights.in_features);
+        let row_groups = num_rows.div_ceil(8);
+        // Activations of two octets fit in registers up to 16 rows.
+        let block_octets = if row_groups <= 2 && map.num_octets > 1 {
+            2
+        } else {
+            1
+        };
+        let num_groups = map.num_octets / block_octets;
+        // Measured on an H200: above 16 rows W12's warps have no time to spare for a cluster's exchange, unless the
+        // matrix is so small that its end is most of it.
+        let num_tiles = weights.out_features.div_ceil(TILE_CHANNELS);
+        let is_tight = weights.format == SliceFormat::W12 && row_groups > 2;
+        let in_cluster = limits.has_clusters
+            && (2..=8).contains(&num_groups)
+            && (!is_tight || num_tiles <= limits.num_multiprocessors);
+        let cluster_blocks = if in_cluster { num_groups } else { 1 };
+        let tile_bytes = match view {
+            WeightView::Exact => weights.format.tile_bytes(),
+            WeightView::Q => TILE_CHANNELS * TILE_COLUMNS,
+        };
+        let slot_bytes =
+            weights.format.note_bytes() + map.slice_tiles() * tile_bytes + BARRIER_BYTES;
+        let buffers = SUM_BUFFERS * block_octets;
+        let fixed = |inbox_slots: usize| {
+            let sums = buffers * (OCTET * row_groups * 8 * SUM_ROW_BYTES + 2 * BARRIER_BYTES);
+            let octets = map.num_octets * row_groups * WARP_LANES * 16;
+            let inbox = inbox_slots * (octets + BARRIER_BYTES * (1 + cluster_blocks));
+            sums + if in_cluster { inbox } else { 0 }
+        };
+        let slots = |inbox_slots| {
+            let room = limits.block_shared_bytes.saturating_sub(fixed(inbox_slots));
+            (room / (OCTET * slot_bytes)).min(MAX_RING_SLOTS)
+        };
+        let inbox_slots = if in_cluster && slots(2) == slots(1) {
+            2
+        } else {
+            1
+        };
+        let ring_slots = slots(inbox_slots);
+        Self {
+            row_groups,
+            block_octets,
+            cluster_blocks,
+            inbox_slots,
+            ring_slots,
+            shared_bytes: fixed(inbox_slots) + ring_slots * OCTET * slot_bytes,
+        }
+    }
+
+    /// The kernel of this shape.
+    fn kernel_name(&self, format: SliceFormat, view: WeightView) -> String {
+        let stem = match (format, view) {
+            (SliceFormat::Bf16, _) => "bf16_matmul",
+            (SliceFormat::W12, WeightView::Exact) => "w12_matmul",
+            (SliceFormat::W12, WeightView::Q) => "w12_matmul_q",
+        };
+        let octets = if self.block_octets == 2 { "_2" } else { "" };
+        format!("{stem}_{}{octets}", 8 * self.row_groups)
+    }
+}
+
+/// `MatmulParams` of `slice_sums.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct MatmulParams {
+    weights: u64,
+    escape_starts: u64,
+    escapes: u64,
+    x: u64,
+    y: u64,
+    octet_sums: u64,
+    grid_barrier: u64,
+    num_rows: u32,
+    out_features: u32,
+    in_features: u32,
+    num_octets: u32,
+    log2_slices: u32,
+    slice_tiles: u32,
+    ring_slots: u32,
+    cluster_blocks: u32,
+    inbox_slots: u32,
+    adds_to_output: u32,
+}
+
+/// `RoundRowsParams` of `skinny_matmul.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RoundRowsParams {
+    x: u64,
+    rounded: u64,
+    num_rows: u32,
+    in_features: u32,
+}
+
+/// Activations on a GPU as its matmuls take them: BF16, each row padded with zeros to whole super-tiles.
+#[derive(Clone, Debug)]
+pub struct RoundedRows {
+    values: Buffer<bf16>,
+    num_rows: usize,
+    in_features: usize,
+}
+
+impl RoundedRows {
+    /// Rounds `[num_rows, in_features]` values and moves them to `device`.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when the GPU has no room.
+    pub fn new(device: &Device, x: &[f32], in_features: usize) -> Result<Self, DeviceError> {
+        let padded = in_features.next_multiple_of(TILE_COLUMNS);
+        let mut values = vec![bf16::ZERO; x.len() / in_features * padded];
+        for (to, from) in values
+            .chunks_exact_mut(padded)
+            .zip(x.chunks_exact(in_features))
+        {
+            for (to, from) in to.iter_mut().zip(from) {
+                *to = bf16::from_f32(*from);
+            }
+        }
+        Ok(Self {
+            values: device.buffer_of(&values)?,
+            num_rows: x.len() / in_features,
+            in_features,
+        })
+    }
+
+    /// The rows, padded.
+    pub fn values(&self) -> &Buffer<bf16> {
+        &self.values
+    }
+}
+
+/// Weights of either format, for [`multiply_rounded`].
+#[derive(Clone, Copy, Debug)]
+pub enum RoundedWeights<'a> {
+    /// BF16.
+    Bf16(&'a PackedBf16),
+    /// W12, all of it or its 8-bit view.
+    W12(&'a PackedW12, WeightView),
+}
+
+/// `y = x wᵀ`, or `y += x wᵀ`, for the first `num_rows` of `x`: the matmul alone, without rounding on the way.
+///
+/// # Errors
+/// [`KernelError::BufferTooShort`], [`KernelError::Size`], [`KernelError::WrongDevice`], [`KernelError::Device`].
+pub fn multiply_rounded(
+    device: &CudaDevice,
+    x: &RoundedRows,
+    num_rows: usize,
+    weights: RoundedWeights<'_>,
+    y: &mut Buffer<f32>,
+    epilogue: Epilogue,
+) -> Result<(), KernelError> {
+    let (kernel, weights, view) = match weights {
+        RoundedWeights::Bf16(weights) => ("bf16_matmul", &weights.cuda, WeightView::Exact),
+        RoundedWeights::W12(weights, view) => ("w12_matmul", &weights.cuda, view),
+    };
+    let on_cuda = |argument| KernelError::WrongDevice {
+        kernel,
+        argument,
+        expected: "cuda",
+    };
+    let weights = weights.as_ref().ok_or(on_cuda("weight"))?;
+    check_size(kernel, "in_features", x.in_features, weights.in_features)?;
+    check_len(kernel, "x", x.num_rows, num_rows)?;
+    check_len(kernel, "y", y.len(), num_rows * weights.out_features)?;
+    let at = x.values.cuda_address().ok_or(on_cuda("x"))?;
+    let y = y.cuda_address().ok_or(on_cuda("y"))?;
+    let matmul = SkinnyMatmul {
+        kernel,
+        weights,
+        view,
+        num_rows,
+        epilogue,
+    };
+    matmul
+        .launch_rounded(device, at, y)
+        .map_err(|source| KernelError::Device { kernel, source })
+}
+
+/// One multiplication.
+pub(super) struct SkinnyMatmul<'a> {
+    pub(super) kernel: &'static str,
+    pub(super) weights: &'a SkinnyWeights,
+    pub(super) view: WeightView,
+    pub(super) num_rows: usize,
+    pub(super) epilogue: Epilogue,
+}
+
+impl SkinnyMatmul<'_> {
+    /// Multiplies fp32 rows, rounded to BF16 on the way.
+    ///
+    /// # Errors
+    /// [`KernelError::WrongDevice`], [`KernelError::Device`].
+    pub(super) fn run(
+        &self,
+        device: &CudaDevice,
+        x: &Buffer<f32>,
+        y: &mut Buffer<f32>,
+    ) -> Result<(), KernelError> {
+        let address = |argument, address: Option<u64>| {
+            address.ok_or(KernelError::WrongDevice {
+                kernel: self.kernel,
+                argument,
+                expected: "cuda",
+            })
+        };
+        let (x, y) = (
+            address("x", x.cuda_address())?,
+            address("y", y.cuda_address())?,
+        );
+        if self.num_rows == 0 {
+            return Ok(());
+        }
+        self.launch_all(device, x, y)
+            .map_err(|source| KernelError::Device {
+                kernel: self.kernel,
+                source,
+            })
+    }
+
+    fn launch_all(&self, device: &CudaDevice, x: u64, y: u64) -> Result<(), DeviceError> {
+        let rounded_bytes = self.num_rows * self.rounded_row_bytes();
+        let scratch = device.scratch(self.sums_bytes() + rounded_bytes)?;
+        let rounded = scratch + self.sums_bytes() as u64;
+        self.round_rows(device, x, rounded)?;
+        self.launch_rounded(device, rounded, y)
+    }
+
+    /// Bytes of a row of activations as the matmul takes it.
+    fn rounded_row_bytes(&self) -> usize {
+        self.weights.in_features.next_multiple_of(TILE_COLUMNS) * size_of::<bf16>()
+    }
+
+    /// Scratch for the grid's barrier and the octet sums.
+    fn sums_bytes(&self) -> usize {
+        let num_channels = self.weights.out_features.next_multiple_of(TILE_CHANNELS);
+        let num_octets = SliceMap::of(self.weights.in_features).num_octets;
+        GRID_BARRIER_BYTES + num_channels * num_octets * MAX_ROWS * size_of::<f32>()
+    }
+
+    fn launch_rounded(&self, device: &CudaDevice, rounded: u64, y: u64) -> Result<(), DeviceError> {
+        let scratch = device.scratch(self.sums_bytes())?;
+        let map = SliceMap::of(self.weights.in_features);
+        for first in (0..self.num_rows).step_by(MAX_ROWS) {
+            let num_rows = MAX_ROWS.min(self.num_rows - first);
+            let row_bytes = self.weights.out_features * size_of::<f32>();
+            let params = MatmulParams {
+                x: rounded + (first * self.rounded_row_bytes()) as u64,
+                y: y + (first * row_bytes) as u64,
+                octet_sums: scratch + GRID_BARRIER_BYTES as u64,
+                grid_barrier: scratch,
+                ..self.params(map, num_rows)
+            };
+            self.launch(device, params)?;
+        }
+        Ok(())
+    }
+
+    fn round_rows(&self, device: &CudaDevice, x: u64, rounded: u64) -> Result<(), DeviceError> {
+        let function = device.function(self.source(), "round_rows")?;
+        let num_values = self.num_rows * self.weights.in_features;
+        let shape = Shape {
+            num_blocks: num_values.div_ceil(512).min(1024) as u32,
+            block_threads: 256,
+            shared_bytes: 0,
+            cluster_blocks: 1,
+        };
+        let params = RoundRowsParams {
+            x,
+            rounded,
+            num_rows: self.num_rows as u32,
+            in_features: self.weights.in_features as u32,
+        };
+        let launch = Launch::new(&function, shape, device.limits().has_clusters);
+        // SAFETY: `params` mirrors the kernel's; `check` saw that `x` holds the rows, and the scratch has room.
+        unsafe { launch.run(device, &params) }
+    }
+
+    fn source(&self) -> &'static KernelSource {
+        KernelSource::of(self.kernel)
+    }
+
+    /// All but addresses of the activations, the result and the scratch.
+    fn params(&self, map: SliceMap, num_rows: usize) -> MatmulParams {
+        let at = |address: Option<u64>| address.unwrap_or(0);
+        MatmulParams {
+            weights: at(self.weights.slices.cuda_address()),
+            escape_starts: at(self.weights.escape_starts.cuda_address()),
+            escapes: at(self.weights.escapes.cuda_address()),
+            x: 0,
+            y: 0,
+            octet_sums: 0,
+            grid_barrier: 0,
+            num_rows: num_rows as u32,
+            out_features: self.weights.out_features as u32,
+            in_features: self.weights.in_features as u32,
+            num_octets: map.num_octets as u32,
+            log2_slices: map.num_slices().ilog2(),
+            slice_tiles: map.slice_tiles() as u32,
+            ring_slots: 0,
+            cluster_blocks: 1,
+            inbox_slots: 1,
+            adds_to_output: u32::from(self.epilogue == Epilogue::AddToOutput),
+        }
+    }
+
+    /// Launches one multiplication of up to 32 rows.
+    fn launch(&self, device: &CudaDevice, params: MatmulParams) -> Result<(), DeviceError> {
+        let limits = device.limits();
+        let config =
+            SkinnyConfig::choose(self.weights, self.view, params.num_rows as usize, limits);
+        let name = config.kernel_name(self.weights.format, self.view);
+        let function = device.function(self.source(), &name)?;
+        device.allow_shared_bytes(&function, config.shared_bytes)?;
+        let mut shape = Shape {
+            num_blocks: 0,
+            block_threads: BLOCK_THREADS as u32,
+            shared_bytes: config.shared_bytes as u32,
+            cluster_blocks: config.cluster_blocks as u32,
+        };
+        let num_tiles = self.weights.out_features.div_ceil(TILE_CHANNELS);
+        let num_blocks = if config.cluster_blocks > 1 {
+            shape.num_blocks = shape.cluster_blocks;
+            let max_clusters = Launch::new(&function, shape, false).max_clusters(device)?;
+            max_clusters.min(num_tiles) * config.cluster_blocks
+        } else {
+            let num_units = num_tiles * params.num_octets as usize / config.block_octets;
+            limits.num_multiprocessors.min(num_units)
+        };
+        shape.num_blocks = num_blocks as u32;
+        let params = MatmulParams {
+            ring_slots: config.ring_slots as u32,
+            cluster_blocks: config.cluster_blocks as u32,
+            inbox_slots: config.inbox_slots as u32,
+            ..params
+        };
+        let launch = Launch::new(&function, shape, limits.has_clusters);
+        // SAFETY: `params` mirrors the kernel's. Weights, result and scratch are as long as the shape asks: the packer,
+        // `check` and `launch_all` saw to that. No more blocks than the GPU holds at a time, so they may wait for each
+        // other.
+        unsafe { launch.run(device, &params) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Device;
+
+    /// Shared memory of an H200, an A100 and a workstation card.
+    const BLOCK_SHARED_BYTES: [(usize, bool); 3] =
+        [(232_448, true), (166_912, false), (101_376, true)];
+
+    #[test]
+    fn every_shape_has_a_ring_that_fits() {
+        let device = Device::host(Some(1)).unwrap();
+        for in_features in [64, 1000, 2560, 5120, 6144, 17408] {
+            let bf16 = SkinnyWeights::of_bf16(&device, 16, in_features, |_, _| {}).unwrap();
+            let mut w12 = bf16.clone();
+            w12.format = SliceFormat::W12;
+            for (block_shared_bytes, has_clusters) in BLOCK_SHARED_BYTES {
+                let limits = Limits {
+                    num_multiprocessors: 132,
+                    block_shared_bytes,
+                    has_clusters,
+                };
+                for (weights, view) in [
+                    (&bf16, WeightView::Exact),
+                    (&w12, WeightView::Exact),
+                    (&w12, WeightView::Q),
+                ] {
+                    for num_rows in 1..=MAX_ROWS {
+                        let config = SkinnyConfig::choose(weights, view, num_rows, limits);
+                        assert!(config.shared_bytes <= block_shared_bytes, "{config:?}");
+                        assert!(
+                            config.ring_slots >= 1,
+                            "{in_features} {num_rows} {config:?}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! What Python asks of the CUDA backend without an engine: how many GPUs there are, and kernels compiled ahead.
+
+use std::path::PathBuf;
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::device::cuda::{Arch, CubinCache, KERNEL_SOURCES, num_devices};
+use crate::error::Error;
+
+/// Number of GPUs. Raises `DeviceError` without a driver or with one that is too old.
+#[pyfunction]
+pub(super) fn num_cuda_devices() -> PyResult<usize> {
+    Ok(num_devices().map_err(Error::from)?)
+}
+
+/// Compiles every kernel for every architecture of `arches` into the cache (in `cache_dir`, else the user's own) and
+/// returns a dictionary for each: `stem`, `arch`, `is_hot`, `was_cached`, `num_bytes` and the compiler's `log`. Needs no
+/// GPU. `on_progress(stem, arch)` is called before each.
+#[pyfunction]
+#[pyo3(signature = (arches, cache_dir=None, on_progress=None))]
+pub(super) fn compile_kernels<'py>(
+    py: Python<'py>,
+    arches: Vec<String>,
+    cache_dir: Option<PathBuf>,
+    on_progress: Option<Bound<'py, PyAny>>,
+) -> PyResult<Vec<Bound<'py, PyDict>>> {
+    let arches: Vec<Arch> = arches
+        .iter()
+        .map(|name| Arch::from_name(name).map_err(|e| Error::from(e).into()))
+        .collect::<PyResult<_>>()?;
+    let cache = match cache_dir {
+        Some(folder) => CubinCache::in_folder(&folder),
+        None => CubinCache::in_user_folder(),
+    };
+    let mut results = Vec::new();
+    for arch in arches {
+        for source in KERNEL_SOURCES {
+            if let Some(on_progress) = &on_progress {
+                on_progress.call1((source.stem, arch.name()))?;
+            }
+            py.check_signals()?;
+            let compiled = py
+                .detach(|| cache.get_or_compile(source, arch))
+                .map_err(Error::from)?;
+            let result = PyDict::new(py);
+            result.set_item("stem", source.stem)?;
+            result.set_item("arch", arch.name())?;
+            result.set_item("is_hot", source.is_hot)?;
+            result.set_item("was_cached", compiled.was_cached)?;
+            result.set_item("num_bytes", compiled.cubin.len())?;
+            result.set_item("log", compiled.log)?;
+            results.push(result);
+        }
+    }
+    Ok(results)
+}

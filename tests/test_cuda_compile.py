@@ -1,0 +1,79 @@
+"""Every kernel compiles for every architecture, hot ones without spills; damaged cache files are rebuilt."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from specpilot_rs import DeviceError, _core, _cuda
+from typer.testing import CliRunner
+
+ARCHES = ["sm_80", "sm_90a", "sm_120"]
+
+
+def has_compiler() -> bool:
+    _cuda.preload()
+    try:
+        _core.compile_kernels([])
+        return bool(_cuda._loaded) or _cuda._is_loaded("libnvrtc.so.13")
+    except DeviceError:
+        return False
+
+
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="NVRTC is not installed")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cubins")
+
+
+@needs_compiler
+@pytest.mark.parametrize("arch", ARCHES)
+def test_kernels_compile_and_hot_ones_spill_nothing(arch: str, cache: Path) -> None:
+    compiled = _core.compile_kernels([arch], cache)
+    assert {kernel["stem"] for kernel in compiled} == {file.stem for file in Path("cuda").glob("*.cu")}
+    for kernel in compiled:
+        assert not kernel["was_cached"]
+        spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", kernel["log"])
+        assert spills, "the compiler says what it did with registers"
+        if kernel["is_hot"]:
+            assert set(spills) == {("0", "0")}, kernel["log"]
+    again = _core.compile_kernels([arch], cache)
+    assert all(kernel["was_cached"] for kernel in again)
+
+
+@needs_compiler
+def test_a_damaged_file_is_rebuilt(cache: Path) -> None:
+    _core.compile_kernels(["sm_90a"], cache)
+    (file,) = cache.glob("bf16_matmul-sm_90a-*.cubin")
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    built = {kernel["stem"]: kernel["was_cached"] for kernel in _core.compile_kernels(["sm_90a"], cache)}
+    assert built["bf16_matmul"] is False
+    assert built["w12_matmul"] is True
+    assert file.read_bytes() == whole
+    assert not list(cache.glob("*.tmp"))
+
+
+@needs_compiler
+def test_precompile_fills_the_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from specpilot_rs.cli import app
+
+    _core.compile_kernels(["sm_90a"], cache / "cubin")
+    monkeypatch.setenv("SPECPILOT_CACHE_DIR", str(cache))
+    result = CliRunner().invoke(app, ["precompile", "--arch", "sm_90a", "--json"])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count('"was_cached": true') == len(list(Path("cuda").glob("*.cu")))
+
+
+def test_an_unknown_architecture_is_refused() -> None:
+    with pytest.raises(DeviceError, match="no kernels for sm_70: expected one of sm_80, sm_90a, sm_120"):
+        _core.compile_kernels(["sm_70"])
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a driver")
+def test_a_machine_without_gpus_says_so() -> None:
+    with pytest.raises(DeviceError, match=r"no CUDA driver: .*; install NVIDIA's driver or use device"):
+        _core.num_cuda_devices()
