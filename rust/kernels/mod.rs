@@ -24,6 +24,7 @@ pub mod paths;
 pub(crate) mod random_trees;
 pub mod rms_norm;
 pub mod rope;
+pub mod sample_rows;
 pub mod simd;
 pub mod tree_attention;
 pub(crate) mod vectors;
