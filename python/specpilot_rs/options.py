@@ -376,15 +376,17 @@ class SamplingParams:
     """How one request is decoded, with vLLM's names and ranges.
 
     Temperature 0, the default, is greedy: a checkpoint's `generation_config.json` sets nothing here. Above 0
-    tokens are drawn after the temperature, `min_p`, `top_k` and `top_p`, applied in this order; of tokens that
-    tie at a limit those with the lowest ids stay. What is drawn depends on the logits, the seed and the position
-    alone, so one seed gives one text, speculating or not, whatever runs beside it. Without a seed the draws
-    follow from the `seed` of the `LLM` and the index of the prompt in its call.
+    tokens are drawn after the temperature, `min_p`, `top_k` and `top_p`, applied in this order; of tokens
+    that tie at a limit those with the lowest ids stay. What is drawn depends on the logits, the seed and the
+    position alone, so one seed gives one text, speculating or not, whatever runs beside it. Without a seed
+    the draws follow from the `seed` of the `LLM` and the index of the prompt in its call.
     """
 
     n: int = _option(1, "Completions of the prompt; only 1 in this release.")
     temperature: float = _option(0.0, "0 is greedy; above 0 tokens are drawn, the higher the more evenly.")
-    top_p: float = _option(1.0, "Fewest likeliest tokens with this share of the probability, in (0, 1]; 1: all.")
+    top_p: float = _option(
+        1.0, "Share of the probability that the likeliest tokens kept must reach, in (0, 1]."
+    )
     top_k: int = _option(0, "Number of the likeliest tokens to draw from; 0 or -1: all.")
     min_p: float = _option(0.0, "Least probability relative to the likeliest token, in [0, 1].")
     seed: int | None = _option(None, "Seed of the draws; from that of the LLM if omitted or -1.")
