@@ -8,6 +8,7 @@ use crate::cache::slots::SequenceCaches;
 use crate::device::Device;
 use crate::drafter::{self, PairFiles, config::DrafterConfig};
 use crate::error::{RequestError, Result};
+use crate::kernels::sample_rows::philox::request_seed;
 use crate::model::config::ModelConfig;
 use crate::model::decoder::Decoder;
 use crate::model::weights::DecoderWeights;
@@ -16,7 +17,9 @@ use crate::plan::available::available_bytes;
 use crate::plan::budget::Budget;
 use crate::plan::footprint::{Backend, Footprint, Holdings, gdn_shape};
 use crate::plan::{EnginePlan, Limits, layer_caches};
-use crate::request::{FinishReason, Request, RequestDefaults, RequestId, SamplingParams, State};
+use crate::request::{
+    FinishReason, Request, RequestDefaults, RequestId, SamplingParams, Seed, State,
+};
 use crate::scheduler::queue::Scheduler;
 use crate::step::decode_step::{DraftWorkspace, ModelPair, decode_step};
 use crate::stream::StepEvent;
@@ -33,6 +36,7 @@ pub struct Engine {
     verification: Verification,
     finished: HashMap<RequestId, Request>,
     next_id: RequestId,
+    seed: u64,
 }
 
 /// What to keep of a request besides its tokens.
@@ -140,6 +144,7 @@ impl Engine {
             verification,
             finished: HashMap::new(),
             next_id: 0,
+            seed: options.seed,
         })
     }
 
@@ -197,6 +202,12 @@ impl Engine {
         self.check_request(&prompt_token_ids, params)?;
         let record_from = record.logits.then(|| prompt_token_ids.len() - 1);
         let mut request = Request::new(self.next_id, prompt_token_ids, params, &self.defaults);
+        if let Some(sampling) = &params.sampling {
+            request.noise_seed = match sampling.seed {
+                Seed::Given(seed) => seed as u64,
+                Seed::OfCall { index } => request_seed(self.seed, index),
+            };
+        }
         request.record_from = record_from;
         request.record_rounds = record.rounds;
         Ok(self.submit(request))
@@ -255,6 +266,7 @@ impl Engine {
             min_tokens: 0,
             ignore_eos: true,
             stop_token_ids: Vec::new(),
+            sampling: None,
         };
         let mut request = Request::new(self.next_id, prompt_token_ids, &params, &self.defaults);
         request.max_new_tokens = 0;

@@ -210,6 +210,18 @@ pub enum KernelError {
         /// Index there.
         got: usize,
     },
+    /// A number lies outside its range.
+    #[error("{kernel}: `{argument}` must be {expected}, got {got}")]
+    Number {
+        /// Kernel stem.
+        kernel: &'static str,
+        /// Argument name.
+        argument: &'static str,
+        /// What is allowed.
+        expected: &'static str,
+        /// Number there.
+        got: f64,
+    },
     /// An exact product with weights of which only the Q view is held.
     #[error("{kernel}: the weights should hold every bit, got their Q view alone")]
     QViewOnly {

@@ -1,4 +1,5 @@
-//! Lossless speculative decoding: a runtime that emits the target model's greedy tokens, several per forward.
+//! Lossless speculative decoding: a runtime that emits the target model's own tokens, greedy or sampled, several
+//! per forward.
 //!
 //! # Map
 //! A request's way: [`request`] > [`scheduler`] (queue, rows) > [`step`] (draft > tree > verify > accept > commit) >

@@ -30,6 +30,8 @@ pub struct EngineOptions {
     pub max_num_seqs: usize,
     /// Share of the available memory that caches may take.
     pub gpu_memory_utilization: f64,
+    /// Seeds the requests that sample and bring no seed.
+    pub seed: u64,
     /// Worker threads; `None` = one per core.
     pub num_threads: Option<usize>,
     /// End-of-sequence ids besides the model's own (the tokenizer's).

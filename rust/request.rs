@@ -9,8 +9,8 @@ use crate::error::RequestError;
 /// Identifies a request for its whole life.
 pub type RequestId = u64;
 
-/// What a caller may ask of greedy decoding. Text-level stops are the reader's: see `Engine::stop_at`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What a caller may ask of decoding. Text-level stops are the reader's: see `Engine::stop_at`.
+#[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
     /// Most tokens to generate; `None` = up to the context limit.
     pub max_tokens: Option<usize>,
@@ -20,6 +20,69 @@ pub struct SamplingParams {
     pub ignore_eos: bool,
     /// Further ids that end the request.
     pub stop_token_ids: Vec<u32>,
+    /// How tokens are drawn; `None` = greedily, each the likeliest.
+    pub sampling: Option<Sampling>,
+}
+
+/// The distribution that tokens are drawn from, limits in this order after the temperature: `min_p`, `top_k`, `top_p`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// Divides the logits; above 0.
+    pub temperature: f64,
+    /// Drops tokens less likely than this times the likeliest, in [0, 1].
+    pub min_p: f64,
+    /// Keeps this many of the likeliest tokens; 0 = all.
+    pub top_k: usize,
+    /// Keeps the fewest of the likeliest tokens that have this share of the probability, in (0, 1].
+    pub top_p: f64,
+    /// What makes its draws differ from those of others.
+    pub seed: Seed,
+}
+
+/// Where the noise of a request comes from: never from its id, slot or time of arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seed {
+    /// The caller's own.
+    Given(i64),
+    /// The engine's, for the request with this index in its call.
+    OfCall {
+        /// Index among the prompts of one call.
+        index: u64,
+    },
+}
+
+impl Sampling {
+    fn validate(&self) -> Result<(), RequestError> {
+        for (parameter, value, expected, holds) in [
+            (
+                "temperature",
+                self.temperature,
+                "finite and above 0, or 0 for greedy decoding",
+                self.temperature.is_finite() && self.temperature > 0.0,
+            ),
+            (
+                "top_p",
+                self.top_p,
+                "above 0 and at most 1",
+                self.top_p > 0.0 && self.top_p <= 1.0,
+            ),
+            (
+                "min_p",
+                self.min_p,
+                "in 0..=1",
+                (0.0..=1.0).contains(&self.min_p),
+            ),
+        ] {
+            if !holds {
+                return Err(RequestError::Parameter {
+                    parameter,
+                    expected: expected.into(),
+                    got: value.to_string(),
+                });
+            }
+        }
+        Ok(())
+    }
 }
 
 impl SamplingParams {
@@ -44,7 +107,7 @@ impl SamplingParams {
                 got: self.min_tokens.to_string(),
             });
         }
-        Ok(())
+        self.sampling.as_ref().map_or(Ok(()), Sampling::validate)
     }
 }
 
@@ -204,6 +267,10 @@ pub struct Request {
     pub suppressed_ids: Vec<u32>,
     /// `suppressed_ids` and `stop_ids`: what rows before `min_tokens` may not choose.
     pub suppressed_and_stop_ids: Vec<u32>,
+    /// How its tokens are drawn; `None` = greedily.
+    pub sampling: Option<Sampling>,
+    /// Key of the noise that draws them.
+    pub noise_seed: u64,
     /// Where it stands.
     pub state: State,
     /// Rows to record, from this position on.
@@ -265,6 +332,8 @@ impl Request {
             stop_ids,
             named_stop_ids: params.stop_token_ids.clone(),
             suppressed_ids,
+            sampling: params.sampling.clone(),
+            noise_seed: 0,
             state: State::Waiting,
             record_from: None,
             record: ScoreRecord::default(),

@@ -103,7 +103,7 @@ def test_scores(demo_llm: LLM, token_ids: list[int]):
     ("params", "message"),
     [
         ({"max_tokens": 0}, "max_tokens"),
-        ({"temperature": 0.5}, "temperature"),
+        ({"temperature": -0.5}, "temperature"),
         ({"tempature": 0}, "temperature"),
     ],
 )

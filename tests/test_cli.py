@@ -439,3 +439,18 @@ def test_a_reader_that_leaves_early_is_no_error():
     with process.stderr:
         assert b"Traceback" not in process.stderr.read()
     process.wait(timeout=120)
+
+
+def test_sampling_options_are_those_of_the_api(demo_llm: LLM):
+    params = SamplingParams(max_tokens=12, temperature=0.9, top_p=0.95, top_k=50, min_p=0.01, seed=4)
+    want = demo_llm.generate(PROMPT, params)[0].outputs[0].text
+    options = ("--max-tokens", 12, "--temperature", 0.9, "--top-p", 0.95, "--top-k", 50, "--min-p", 0.01)
+    result = specpilot("generate", "--demo", *map(str, options), "--seed", "4", PROMPT)
+    assert result.stdout.decode() == want + "\n"
+    conversation = [{"role": "user", "content": "What is 2 + 3?"}]
+    answer = demo_llm.chat(conversation, params)[0].outputs[0].text
+    result = specpilot(
+        "chat", "--demo", "--json", *map(str, options), "--seed", "4", stdin=b"What is 2 + 3?\n"
+    )
+    assert json.loads(result.stdout)["content"] == answer
+    assert "temperature" in error_of("generate", "--demo", "--temperature", "-1", PROMPT)

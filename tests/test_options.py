@@ -37,7 +37,11 @@ def test_parameters_are_values():
 @pytest.mark.parametrize(
     ("params", "part"),
     [
-        ({"temperature": 0.7}, "temperature"),
+        ({"temperature": -0.1}, "`temperature` should be a finite number, at least 0, got -0.1"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"temperature": "warm"}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
         ({"n": 2}, "`n`"),
         ({"logprobs": 5}, "logprobs"),
         ({"prompt_logprobs": 1}, "LLM.score"),
@@ -56,6 +60,12 @@ def test_parameters_are_values():
         ({"min_tokens": 17}, "at most max_tokens"),
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": float("nan")}, "top_p"),
+        ({"top_p": 1.01}, "top_p"),
+        ({"top_p": None}, "top_p"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"min_p": -0.01}, "min_p"),
+        ({"seed": 1.0}, "seed"),
+        ({"seed": 2**63}, "seed"),
         ({"top_k": -2}, "top_k"),
         ({"min_p": 1.5}, "min_p"),
         ({"seed": "x"}, "seed"),
@@ -101,6 +111,22 @@ def test_integers_of_numpy_are_integers():
     assert params == SamplingParams(max_tokens=3, stop_token_ids=[1, 2])
     assert type(params.max_tokens) is int
     assert EngineOptions(num_threads=np.uint8(2)) == EngineOptions(num_threads=2)
+
+
+def test_sampling_takes_the_ranges_of_vllm():
+    for params in (
+        {"temperature": 2},
+        {"temperature": np.float64(0.5)},
+        {"top_p": 1},
+        {"top_k": -1},
+        {"min_p": 1},
+        {"seed": -(2**63)},
+        {"seed": np.int64(5)},
+    ):
+        made = SamplingParams(**params)
+        assert {name: getattr(made, name) for name in params} == params
+    assert SamplingParams(seed=-1).seed is None
+    assert type(SamplingParams(temperature=2).temperature) is float
 
 
 def test_parameters_go_by_name():

@@ -20,6 +20,7 @@ mod greedy_argmax;
 mod lm_head_screen;
 mod rms_norm;
 mod rope;
+mod sample_rows;
 mod tree_attention;
 mod w12_matmul;
 
@@ -34,6 +35,6 @@ criterion_group! {
         append_kv::bench, append_ring::bench, bf16_matmul::bench, block_conv::bench, draft_block::bench,
         draft_select::bench, embed_rows::bench, gate::bench, gather_taps::bench,
         gdn_fold::bench, gdn_wy::bench, greedy_argmax::bench, lm_head_screen::bench, rms_norm::bench,
-        rope::bench, tree_attention::bench, w12_matmul::bench
+        rope::bench, sample_rows::bench, tree_attention::bench, w12_matmul::bench
 }
 criterion_main!(kernels);

@@ -41,7 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Lossless speculative decoding: the target model's greedy tokens, several per forward.",
+    help="Lossless speculative decoding: the target model's own tokens, several per forward.",
 )
 
 ModelOption = Annotated[str | None, typer.Option("--model", "-m", help="Target: a directory or a hub id.")]
@@ -67,6 +67,11 @@ MemoryShareOption = Annotated[float, typer.Option(help=help_of(EngineOptions, "g
 ThreadsOption = Annotated[int | None, typer.Option(help=help_of(EngineOptions, "num_threads"))]
 MaxTokensOption = Annotated[int, typer.Option(help=help_of(SamplingParams, "max_tokens"))]
 StopOption = Annotated[list[str] | None, typer.Option(help=help_of(SamplingParams, "stop") + " Repeatable.")]
+TemperatureOption = Annotated[float, typer.Option(help=help_of(SamplingParams, "temperature"))]
+TopPOption = Annotated[float, typer.Option(help=help_of(SamplingParams, "top_p"))]
+TopKOption = Annotated[int, typer.Option(help=help_of(SamplingParams, "top_k"))]
+MinPOption = Annotated[float, typer.Option(help=help_of(SamplingParams, "min_p"))]
+SeedOption = Annotated[int | None, typer.Option(help=help_of(SamplingParams, "seed"))]
 IgnoreEosOption = Annotated[bool, typer.Option("--ignore-eos", help=help_of(SamplingParams, "ignore_eos"))]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON for programs.")]
 
@@ -107,6 +112,11 @@ def generate(
     stream: Annotated[bool, typer.Option("--stream", help="Write text as it is decoded.")] = False,
     max_tokens: MaxTokensOption = _MAX_TOKENS,
     stop: StopOption = None,
+    temperature: TemperatureOption = SamplingParams.temperature,
+    top_p: TopPOption = SamplingParams.top_p,
+    top_k: TopKOption = SamplingParams.top_k,
+    min_p: MinPOption = SamplingParams.min_p,
+    seed: SeedOption = SamplingParams.seed,
     ignore_eos: IgnoreEosOption = False,
     revision: RevisionOption = None,
     speculative_model: DrafterOption = None,
@@ -128,7 +138,16 @@ def generate(
     records = _read_prompts(prompt, file, input_jsonl)
     if stream and (input_jsonl is not None or output_jsonl is not None):
         raise request_error("--stream writes one completion to stdout; it does not go with JSONL files")
-    params = SamplingParams(max_tokens=max_tokens, stop=stop, ignore_eos=ignore_eos)
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        stop=stop,
+        ignore_eos=ignore_eos,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+    )
     if output_jsonl is not None:
         output_jsonl = _writable(output_jsonl)
     llm = _open(
@@ -184,6 +203,11 @@ def chat(
     as_json: JsonOption = False,
     max_tokens: MaxTokensOption = _MAX_TOKENS,
     stop: StopOption = None,
+    temperature: TemperatureOption = SamplingParams.temperature,
+    top_p: TopPOption = SamplingParams.top_p,
+    top_k: TopKOption = SamplingParams.top_k,
+    min_p: MinPOption = SamplingParams.min_p,
+    seed: SeedOption = SamplingParams.seed,
     revision: RevisionOption = None,
     speculative_model: DrafterOption = None,
     method: MethodOption = None,
@@ -203,7 +227,15 @@ def chat(
     from specpilot_rs.errors import RequestError
 
     variables = _json_object(template_kwargs, "--chat-template-kwargs")
-    params = SamplingParams(max_tokens=max_tokens, stop=stop)
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        stop=stop,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+    )
     llm = _open(
         model,
         demo,

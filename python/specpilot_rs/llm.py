@@ -81,7 +81,7 @@ class LLM:
             gpu_memory_utilization: Share of the device's memory that the engine may take.
             revision: Revision of the target on the hub.
             speculative_config: `None` for plain decoding, else the fields of `SpeculativeConfig`.
-            seed: Seed of whatever is random; greedy decoding uses none.
+            seed: Seed of requests that sample and bring none of their own.
             profile: A tuned profile; not in this release.
             num_threads: Worker threads on the CPU.
             **unknown: Other options of vLLM, accepted where they ask for nothing (`tensor_parallel_size=1`,
@@ -219,7 +219,12 @@ class LLM:
             name = f"prompt {index}" if len(several) > 1 else None
             with naming(name):
                 submission = self._submission(
-                    prompt, params, name=name, record_logits=record_logits, record_rounds=record_rounds
+                    prompt,
+                    params,
+                    name=name,
+                    call_index=index,
+                    record_logits=record_logits,
+                    record_rounds=record_rounds,
                 )
             submissions.append(submission)
         return self._run(submissions, use_tqdm)
@@ -265,7 +270,7 @@ class LLM:
                     chat_template=chat_template,
                     chat_template_kwargs=chat_template_kwargs,
                 )
-                submissions.append(self._submit_tokens(text, token_ids, params, name=name))
+                submissions.append(self._submit_tokens(text, token_ids, params, name=name, call_index=index))
         return self._run(submissions, use_tqdm)
 
     def stream(

@@ -139,7 +139,10 @@ def as_integer(value: object) -> int | None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        return False
 
 
 def _set_integer(
@@ -195,7 +198,7 @@ class EngineOptions:
     )
     max_num_seqs: int = _option(8, "Most requests decoded at once.")
     gpu_memory_utilization: float = _option(0.9, "Share of the device's memory that the engine may take.")
-    seed: int = _option(0, "Seed of whatever is random; greedy decoding uses none.")
+    seed: int = _option(0, "Seed of requests that sample and bring none of their own.")
     num_threads: int | None = _option(None, "Worker threads on the CPU; all cores if omitted.")
     method: str | None = _option(None, "Drafter method; read from the drafter's checkpoint if omitted.")
     num_speculative_tokens: int | None = _option(None, "Drafted positions; the drafter's block if omitted.")
@@ -359,8 +362,7 @@ def _refuse_config(value: object) -> NoReturn:
 
 
 _NOT_YET: dict[str, tuple[Any, str]] = {
-    "n": (1, "several completions of one prompt need sampling"),
-    "temperature": (0.0, "sampling is not in this release; 0 is the lossless greedy mode"),
+    "n": (1, "there is one completion per prompt in this release"),
     "presence_penalty": (0.0, "penalties are not in this release"),
     "frequency_penalty": (0.0, "penalties are not in this release"),
     "repetition_penalty": (1.0, "penalties are not in this release"),
@@ -375,14 +377,23 @@ _NOT_YET: dict[str, tuple[Any, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How one request is decoded, with vLLM's names; temperature 0, the default, is the lossless mode."""
+    """How one request is decoded, with vLLM's names and ranges.
+
+    Temperature 0, the default, is greedy: a checkpoint's `generation_config.json` sets nothing here. Above 0
+    tokens are drawn after the temperature, `min_p`, `top_k` and `top_p`, applied in this order; of tokens
+    that tie at a limit those with the lowest ids stay. What is drawn depends on the logits, the seed and the
+    position alone, so one seed gives one text, speculating or not, whatever runs beside it. Without a seed
+    the draws follow from the `seed` of the `LLM` and the index of the prompt in its call.
+    """
 
     n: int = _option(1, "Completions of the prompt; only 1 in this release.")
-    temperature: float = _option(0.0, "0 is greedy; nothing else is in this release.")
-    top_p: float = _option(1.0, "Nucleus of the distribution, in (0, 1]; no effect on greedy decoding.")
-    top_k: int = _option(0, "Most likely tokens kept, 0 or -1 for all; no effect on greedy decoding.")
-    min_p: float = _option(0.0, "Least relative probability, in [0, 1]; no effect on greedy decoding.")
-    seed: int | None = _option(None, "Seed of the request; greedy decoding uses none.")
+    temperature: float = _option(0.0, "0 is greedy; above 0 tokens are drawn, the higher the more evenly.")
+    top_p: float = _option(
+        1.0, "Share of the probability that the likeliest tokens kept must reach, in (0, 1]."
+    )
+    top_k: int = _option(0, "Number of the likeliest tokens to draw from; 0 or -1: all.")
+    min_p: float = _option(0.0, "Least probability relative to the likeliest token, in [0, 1].")
+    seed: int | None = _option(None, "Seed of the draws; from that of the LLM if omitted or -1.")
     max_tokens: int | None = _option(16, "Most tokens to generate; None: up to the context limit.")
     min_tokens: int = _option(0, "Tokens before which no end token and no stop string ends the output.")
     stop: str | Sequence[str] | None = _option(
@@ -442,13 +453,22 @@ class SamplingParams:
         _set_integer(self, "max_tokens", 1, MAX_INTEGER, _refuse, optional=True)
         _set_integer(self, "min_tokens", 0, MAX_INTEGER, _refuse)
         _set_integer(self, "top_k", -1, MAX_INTEGER, _refuse)
-        _set_integer(self, "seed", -MAX_INTEGER, MAX_INTEGER, _refuse, optional=True)
+        _set_integer(self, "seed", -(2**63), 2**63 - 1, _refuse, optional=True)
+        if self.seed == -1:
+            object.__setattr__(self, "seed", None)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             _refuse("min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)
-        if not (_is_number(self.top_p) and 0 < self.top_p <= 1):
+        for name, expected in (
+            ("temperature", "a finite number, at least 0"),
+            ("top_p", "above 0 and at most 1"),
+            ("min_p", "in 0..1"),
+        ):
+            value = getattr(self, name)
+            if not _is_number(value) or value < 0 or (name != "temperature" and value > 1):
+                _refuse(name, expected, value)
+            object.__setattr__(self, name, float(value))
+        if self.top_p == 0:
             _refuse("top_p", "above 0 and at most 1", self.top_p)
-        if not (_is_number(self.min_p) and 0 <= self.min_p <= 1):
-            _refuse("min_p", "in 0..1", self.min_p)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"):
             if not isinstance(getattr(self, name), bool):
                 _refuse(name, "True or False", getattr(self, name))

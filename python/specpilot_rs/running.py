@@ -45,6 +45,8 @@ class Submission:
     decoder: TextDecoder | None
     name: str | None = None
     """How errors call the prompt; None if its call has no other."""
+    call_index: int = 0
+    """Index among the prompts of its call, which draws its tokens if it brings no seed."""
     record_logits: bool = False
     record_rounds: bool = False
     score_only: bool = False
@@ -212,6 +214,7 @@ class RunningRequests:
             submission.params,
             submission.record_logits,
             submission.record_rounds,
+            submission.call_index,
         )
 
     def advance(self, wanted: Sequence[RunningRequest]) -> None:

@@ -17,6 +17,7 @@ fn options(max_num_seqs: usize) -> EngineOptions {
         max_model_len: Some(200),
         max_num_seqs,
         gpu_memory_utilization: 0.9,
+        seed: 0,
         num_threads: Some(1),
         extra_eos_token_ids: vec![],
         method: None,
@@ -65,6 +66,7 @@ fn generate(engine: &mut Engine) {
             min_tokens: 0,
             ignore_eos: true,
             stop_token_ids: vec![],
+            sampling: None,
         };
         engine
             .add_request(vec![5; prompt_len], &params, Record::default())
@@ -181,6 +183,7 @@ fn the_drafters_context_serves_what_the_pool_admits() {
         min_tokens: 0,
         ignore_eos: true,
         stop_token_ids: vec![],
+        sampling: None,
     };
     let ids: Vec<_> = (0..4)
         .map(|_| {

@@ -3,6 +3,8 @@
 //! The lowest id wins ties, a NaN never wins, and masked ids count as -inf. If nothing is above -inf, the lowest
 //! unmasked id is taken. Masked ids beyond the vocabulary mask nothing.
 
+use std::ops::Range;
+
 use super::simd::{self, LANES, Lanes, Task};
 use super::vectors::MIN_PARALLEL_ELEMENTS;
 use super::{Kernel, check_len, check_size};
@@ -105,16 +107,24 @@ fn sorted_within(ids: &[u32], vocab_size: usize) -> Vec<usize> {
     ids
 }
 
-/// Masked ids cut the row into runs of candidates; runs come in ascending order, so a later one must be strictly larger.
-fn row_argmax(logits: &[f32], masked: &[u32]) -> u32 {
+/// The runs of ids between masked ones, ascending.
+pub(super) fn unmasked_runs(
+    vocab_size: usize,
+    masked: &[u32],
+) -> impl Iterator<Item = Range<usize>> {
+    let mut start = 0;
+    sorted_within(masked, vocab_size)
+        .into_iter()
+        .chain([vocab_size])
+        .map(move |end| std::mem::replace(&mut start, end + 1)..end)
+}
+
+/// Runs of candidates come in ascending order, so a later one must be strictly larger.
+pub(super) fn row_argmax(logits: &[f32], masked: &[u32]) -> u32 {
     let mut best = f32::NEG_INFINITY;
     let mut best_id = None;
     let mut lowest_unmasked = None;
-    let mut start = 0;
-    for end in sorted_within(masked, logits.len())
-        .into_iter()
-        .chain([logits.len()])
-    {
+    for Range { start, end } in unmasked_runs(logits.len(), masked) {
         let run = &logits[start..end];
         if !run.is_empty() {
             lowest_unmasked.get_or_insert(start);
@@ -127,7 +137,6 @@ fn row_argmax(logits: &[f32], masked: &[u32]) -> u32 {
                     .map(|i| start + i);
             }
         }
-        start = end + 1;
     }
     best_id.or(lowest_unmasked).unwrap_or(0) as u32
 }

@@ -25,6 +25,7 @@ pub mod paths;
 pub(crate) mod random_trees;
 pub mod rms_norm;
 pub mod rope;
+pub mod sample_rows;
 pub mod simd;
 pub mod skinny_matmul;
 pub mod skinny_weights;

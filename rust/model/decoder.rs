@@ -13,11 +13,12 @@ use crate::kernels::gate::{Gate, GateArgs, GateKind};
 use crate::kernels::lm_head_screen::ScreenedHead;
 use crate::kernels::paths::RowPaths;
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
+use crate::kernels::sample_rows::RowSampler;
 use crate::kernels::w12_matmul::WeightView;
 use crate::weights::Linear;
 
 use super::config::ModelConfig;
-use super::head::{GreedyChoices, Head, HeadPath};
+use super::head::{Head, HeadPath, TokenChoices};
 use super::tail::{LayerTail, PassTail};
 use super::weights::{DecoderWeights, LayerWeights, MixerWeights};
 use super::{attention, gdn};
@@ -222,13 +223,14 @@ impl Decoder {
         device: &Device,
         rows: &[u32],
         masked: &[&[u32]],
-    ) -> Result<GreedyChoices, KernelError> {
+    ) -> Result<TokenChoices, KernelError> {
         let hidden = &self.workspace.hidden;
         self.head
             .choose(device, &self.weights, hidden, rows, masked)
     }
 
-    /// The same tokens by all logits, which [`Self::last_logits`] then gives.
+    /// Tokens after chosen rows by all logits, which [`Self::last_logits`] then gives: the greedy ones, or as each row's
+    /// sampler draws.
     ///
     /// # Errors
     /// [`KernelError`] when a kernel refuses its arguments.
@@ -237,10 +239,11 @@ impl Decoder {
         device: &Device,
         rows: &[u32],
         masked: &[&[u32]],
-    ) -> Result<GreedyChoices, KernelError> {
+        samplers: &[RowSampler],
+    ) -> Result<TokenChoices, KernelError> {
         let hidden = &self.workspace.hidden;
         self.head
-            .choose_densely(device, &self.weights, hidden, rows, masked)
+            .choose_densely(device, &self.weights, hidden, rows, masked, samplers)
     }
 
     /// How greedy tokens are found.

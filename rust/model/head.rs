@@ -1,13 +1,15 @@
-//! The target's LM head: final hidden rows in, logits or greedy tokens out.
+//! The target's LM head: final hidden rows in, logits or tokens out, the likeliest or drawn ones.
 //!
 //! Which path serves what:
 //! - **screened** ([`LmHeadScreen`]): the greedy token of rows that nothing but the token is wanted of, that is all rows
 //!   of verification and the last prompt row. Reads the INT8 copy and a few exact channels.
-//! - **dense**: rows whose logits a caller wants to see (`record_logits`, `score`), and all rows of an engine without an
-//!   INT8 copy. The drafter's top-k and log-probabilities of tree edges need every logit too, and go through
+//! - **dense**: rows whose logits a caller wants to see (`record_logits`, `score`), rows of requests that sample, whose
+//!   every token has a chance ([`SampleRows`]), and all rows of an engine without an INT8 copy. The drafter's top-k and log-probabilities of tree edges need every logit too, and go through
 //!   [`DecoderWeights::logits`].
 //!
-//! Both give the same ids: screening is exact, and a row that it cannot bound takes the dense path by itself.
+//! Both give the same greedy ids: screening is exact, and a row that it cannot bound takes the dense path by itself.
+//! Sampling takes logits as they are. A model with a softcap would have to cap them first, which the greedy token, being
+//! monotone, does not need; no family served has one.
 
 use super::weights::DecoderWeights;
 use crate::device::{Buffer, Device};
@@ -16,6 +18,7 @@ use crate::kernels::Kernel;
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
 use crate::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
 use crate::kernels::lm_head_screen::{LmHeadScreen, LmHeadScreenArgs, ScreenedHead};
+use crate::kernels::sample_rows::{RowSampler, SampleRows, SampleRowsArgs};
 use crate::kernels::simd::bytes::has_byte_products;
 use crate::request::ScreenCounts;
 
@@ -57,8 +60,8 @@ impl HeadPath {
     }
 }
 
-/// Greedy tokens of some rows.
-pub struct GreedyChoices {
+/// The token after each of some rows.
+pub struct TokenChoices {
     /// One per row.
     pub token_ids: Vec<u32>,
     /// Their fp32 logits; not finite where no token can be chosen.
@@ -117,7 +120,7 @@ impl Head {
         Ok(&self.logits)
     }
 
-    /// Greedy tokens of `rows` of `hidden` by all of their logits, which stay readable.
+    /// Tokens after `rows` of `hidden` by all of their logits, which stay readable: each as its sampler says.
     pub(super) fn choose_densely(
         &mut self,
         device: &Device,
@@ -125,22 +128,38 @@ impl Head {
         hidden: &Buffer<f32>,
         rows: &[u32],
         masked: &[&[u32]],
-    ) -> Result<GreedyChoices, KernelError> {
-        let mut token_ids = vec![0; rows.len()];
-        let mut best_logits = vec![0.0; rows.len()];
-        let args = GreedyArgmaxArgs {
-            logits: self.logits(device, weights, hidden, rows)?,
-            num_rows: rows.len(),
-            vocab_size: weights.embed.out_features(),
-            masked,
-            token_ids: &mut token_ids,
-            best_logits: &mut best_logits,
-        };
-        GreedyArgmax::run(device, args)?;
-        Ok(GreedyChoices {
-            screening: vec![ScreenCounts::default(); rows.len()],
+        samplers: &[RowSampler],
+    ) -> Result<TokenChoices, KernelError> {
+        let (num_rows, vocab_size) = (rows.len(), weights.embed.out_features());
+        let logits = self.logits(device, weights, hidden, rows)?;
+        let mut token_ids = vec![0; num_rows];
+        let mut chosen_logits = vec![0.0; num_rows];
+        if samplers.iter().all(RowSampler::is_greedy) {
+            let args = GreedyArgmaxArgs {
+                logits,
+                num_rows,
+                vocab_size,
+                masked,
+                token_ids: &mut token_ids,
+                best_logits: &mut chosen_logits,
+            };
+            GreedyArgmax::run(device, args)?;
+        } else {
+            let args = SampleRowsArgs {
+                logits,
+                num_rows,
+                vocab_size,
+                masked,
+                samplers,
+                token_ids: &mut token_ids,
+                chosen_logits: &mut chosen_logits,
+            };
+            SampleRows::run(device, args)?;
+        }
+        Ok(TokenChoices {
+            screening: vec![ScreenCounts::default(); num_rows],
             token_ids,
-            logits: best_logits,
+            logits: chosen_logits,
         })
     }
 
@@ -152,9 +171,10 @@ impl Head {
         hidden: &Buffer<f32>,
         rows: &[u32],
         masked: &[&[u32]],
-    ) -> Result<GreedyChoices, KernelError> {
+    ) -> Result<TokenChoices, KernelError> {
         let (Some(head), Some(exact)) = (&self.screened, weights.head_bf16()) else {
-            return self.choose_densely(device, weights, hidden, rows, masked);
+            let samplers = vec![RowSampler::GREEDY; rows.len()];
+            return self.choose_densely(device, weights, hidden, rows, masked, &samplers);
         };
         gather(device, hidden, rows, weights, &mut self.rows)?;
         let num_rows = rows.len();
@@ -182,7 +202,7 @@ impl Head {
             num_survivors: if fell_back { 0 } else { survivors as usize },
             num_fallbacks: usize::from(fell_back),
         };
-        Ok(GreedyChoices {
+        Ok(TokenChoices {
             token_ids,
             logits: best_logits,
             screening: survivors.into_iter().zip(fell_back).map(counts).collect(),

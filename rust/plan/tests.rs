@@ -38,6 +38,7 @@ pub(crate) fn options(max_num_seqs: usize) -> EngineOptions {
         max_model_len: None,
         max_num_seqs,
         gpu_memory_utilization: 0.9,
+        seed: 0,
         num_threads: None,
         extra_eos_token_ids: vec![],
         method: None,

@@ -13,7 +13,7 @@ use crate::engine::{self, Record};
 use crate::error::{DeviceError, InternalError, Result};
 use crate::model::ModelConfig;
 use crate::options::{EngineOptions, PromptLookup};
-use crate::request::SamplingParams;
+use crate::request::{Sampling, SamplingParams, Seed};
 use crate::weights::checkpoint::Verification;
 
 use super::outputs::{EngineOutput, RecordShape, StepEvent};
@@ -80,7 +80,7 @@ impl Engine {
         facts.into_dict(py)
     }
 
-    #[pyo3(signature = (prompt_token_ids, params, record_logits, record_rounds))]
+    #[pyo3(signature = (prompt_token_ids, params, record_logits, record_rounds, call_index=0))]
     fn add_request(
         &self,
         py: Python<'_>,
@@ -88,8 +88,9 @@ impl Engine {
         params: &Bound<'_, PyAny>,
         record_logits: bool,
         record_rounds: bool,
+        call_index: u64,
     ) -> PyResult<u64> {
-        let params = extract_params(params)?;
+        let params = extract_params(params, call_index)?;
         let record = Record {
             logits: record_logits,
             rounds: record_rounds,
@@ -105,7 +106,7 @@ impl Engine {
         prompt_token_ids: Vec<u32>,
         params: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let params = extract_params(params)?;
+        let params = extract_params(params, 0)?;
         self.with(py, |engine| {
             engine.check_request(&prompt_token_ids, &params)
         })
@@ -177,13 +178,33 @@ pub(super) fn catch_panic<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
     })
 }
 
-fn extract_params(params: &Bound<'_, PyAny>) -> PyResult<SamplingParams> {
+/// Parameters of the request with this index in its call.
+fn extract_params(params: &Bound<'_, PyAny>, call_index: u64) -> PyResult<SamplingParams> {
     Ok(SamplingParams {
         max_tokens: params.getattr("max_tokens")?.extract()?,
         min_tokens: params.getattr("min_tokens")?.extract()?,
         ignore_eos: params.getattr("ignore_eos")?.extract()?,
         stop_token_ids: params.getattr("stop_token_ids")?.extract()?,
+        sampling: extract_sampling(params, call_index)?,
     })
+}
+
+/// Temperature 0 is greedy, whatever else is set.
+fn extract_sampling(params: &Bound<'_, PyAny>, call_index: u64) -> PyResult<Option<Sampling>> {
+    let temperature: f64 = params.getattr("temperature")?.extract()?;
+    if temperature == 0.0 {
+        return Ok(None);
+    }
+    // -1 and 0 keep all.
+    let top_k: i64 = params.getattr("top_k")?.extract()?;
+    let seed: Option<i64> = params.getattr("seed")?.extract()?;
+    Ok(Some(Sampling {
+        temperature,
+        min_p: params.getattr("min_p")?.extract()?,
+        top_k: usize::try_from(top_k).unwrap_or(0),
+        top_p: params.getattr("top_p")?.extract()?,
+        seed: seed.map_or(Seed::OfCall { index: call_index }, Seed::Given),
+    }))
 }
 
 pub(super) fn extract_options(options: &Bound<'_, PyAny>) -> PyResult<EngineOptions> {
@@ -195,6 +216,7 @@ pub(super) fn extract_options(options: &Bound<'_, PyAny>) -> PyResult<EngineOpti
         max_model_len: options.getattr("max_model_len")?.extract()?,
         max_num_seqs: options.getattr("max_num_seqs")?.extract()?,
         gpu_memory_utilization: options.getattr("gpu_memory_utilization")?.extract()?,
+        seed: options.getattr("seed")?.extract()?,
         num_threads: options.getattr("num_threads")?.extract()?,
         extra_eos_token_ids: options.getattr("extra_eos_token_ids")?.extract()?,
         method: options.getattr("method")?.extract()?,

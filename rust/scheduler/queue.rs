@@ -148,6 +148,7 @@ mod tests {
             min_tokens: 0,
             ignore_eos: true,
             stop_token_ids: vec![],
+            sampling: None,
         };
         let defaults = RequestDefaults {
             max_model_len: 64,

@@ -50,6 +50,7 @@ mod tests {
                     min_tokens: 0,
                     ignore_eos: true,
                     stop_token_ids: vec![],
+                    sampling: None,
                 };
                 let mut request = Request::new(
                     id as u64,

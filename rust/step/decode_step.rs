@@ -18,7 +18,7 @@ use super::{accept, commit, draft, forest, q_pass, verify};
 pub struct ModelPair {
     /// Where everything runs.
     pub device: Device,
-    /// The model whose greedy tokens are emitted.
+    /// The model whose own choices are emitted.
     pub target: Decoder,
     /// The target's sequence memory.
     pub caches: SequenceCaches,

@@ -1,6 +1,7 @@
 //! The decode step: draft, tree, Q pass, verify, accept, commit.
 
 pub mod accept;
+mod choose;
 pub mod commit;
 pub mod decode_step;
 pub mod draft;

@@ -1,6 +1,6 @@
 //! Q pass: a forward through the 8-bit view of the weights marks a path in every tree; a second draft continues it.
 //!
-//! In: trees. Out: stems, each the anchor token, the nodes that the view's own greedy tokens follow, and the token that
+//! In: trees. Out: stems, each the anchor token, the nodes that the view's own choices follow, and the token that
 //! it says comes next. Nothing is committed and no cache changes: keys, values and log entries of these rows are
 //! forgotten, and the drafter's context takes their taps as scratch rows that a rollback drops. So a wrong mark costs
 //! rows of the exact pass, never a token.
@@ -10,9 +10,10 @@ use crate::error::Result;
 use crate::kernels::w12_matmul::WeightView;
 use crate::request::Request;
 
+use super::choose::{ChosenRows, HeadRow, HeadRows};
 use super::decode_step::ModelPair;
 use super::tree::TokenTree;
-use super::types::{BatchEntry, Stems, TokenTrees, Work};
+use super::types::{BatchEntry, Choice, Stems, TokenTrees, Work};
 use super::verify;
 
 /// Marks the path of every tree that has branches; others stay as they are.
@@ -39,29 +40,38 @@ pub fn mark(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> Re
     }
     let rows = looked_at.iter().map(|&i| (&batch.entries[i], &trees[i]));
     let paths = verify::forward(pair, WeightView::Q, rows, None)?;
-    let rows: Vec<u32> = (0..paths.num_rows() as u32).collect();
-    let mut masked = Vec::with_capacity(rows.len());
+    let mut wanted = HeadRows::default();
     for (segment, &i) in paths.segments().iter().zip(&looked_at) {
         let request = &requests[batch.entries[i].index];
-        let positions = &paths.positions()[segment.rows.clone()];
-        masked.extend(positions.iter().map(|&p| request.masked_ids(p as usize)));
+        for row in segment.rows.clone() {
+            wanted.push(HeadRow {
+                row,
+                position: paths.positions()[row] as usize,
+                request,
+                entry: i,
+                decides: true,
+                is_recorded: false,
+            });
+        }
     }
-    let choices = pair.target.choose(&pair.device, &rows, &masked)?;
     let ModelPair {
         device,
         target,
         drafter,
         ..
     } = pair;
+    let num_entries = batch.entries.len();
+    let ChosenRows { choices, .. } =
+        wanted.choose(device, target, paths.num_rows(), num_entries)?;
     for (segment, &i) in paths.segments().iter().zip(&looked_at) {
         let entry = &mut batch.entries[i];
         let (tree, request) = (&mut trees[i], &requests[entry.index]);
-        let tokens = &choices.token_ids[segment.rows.clone()];
+        let choices = &choices[segment.rows.clone()];
         let Marked {
             rows,
             token_ids,
             is_open: open,
-        } = walk(entry, tree, tokens, request);
+        } = walk(entry, tree, choices, request);
         entry.num_q_passes += 1;
         tree.set_chain(&token_ids);
         is_open[i] = open;
@@ -94,14 +104,19 @@ pub fn mark(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> Re
 struct Marked {
     /// Its rows in the tree, root first.
     rows: Vec<usize>,
-    /// Their tokens, and the one that follows the last.
+    /// Their tokens, and the one that follows the last if there is one.
     token_ids: Vec<u32>,
     /// Whether a draft after that may gain anything.
     is_open: bool,
 }
 
-/// Follows `tokens`, the choice after each row of `tree`, as far as rows, request and stop tokens allow.
-fn walk(entry: &BatchEntry, tree: &TokenTree, tokens: &[u32], request: &Request) -> Marked {
+/// Follows the choice after each row of `tree` as far as there is one, and as rows, request and stop tokens allow.
+fn walk(
+    entry: &BatchEntry,
+    tree: &TokenTree,
+    choices: &[Option<Choice>],
+    request: &Request,
+) -> Marked {
     let Work::Decode {
         max_rows,
         max_draft_tokens,
@@ -114,7 +129,14 @@ fn walk(entry: &BatchEntry, tree: &TokenTree, tokens: &[u32], request: &Request)
     let (mut rows, mut token_ids) = (vec![0], vec![tree.token_ids[0]]);
     let mut node = 0;
     loop {
-        let token = tokens[node];
+        let Some(Choice::Token(token)) = choices[node] else {
+            // The exact pass will say whether the request can go on here.
+            return Marked {
+                rows,
+                token_ids,
+                is_open: false,
+            };
+        };
         token_ids.push(token);
         let has_room = token_ids.len() < most_tokens && !request.stop_ids.contains(&token);
         match tree.child(node, token) {

@@ -76,7 +76,7 @@ pub struct Verified {
     pub(super) batch: Batch,
     pub(super) trees: Vec<TokenTree>,
     pub(super) paths: RowPaths,
-    /// Greedy choice after each row, where it was needed.
+    /// Choice after each row, where it was needed.
     pub(super) choices: Vec<Option<Choice>>,
     /// How the choices of each entry's rows were found.
     pub(super) screening: Vec<ScreenCounts>,
@@ -86,7 +86,7 @@ pub struct Verified {
 /// The target's word on what follows a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Choice {
-    /// The token with the best logit.
+    /// The token with the best logit, or the one drawn.
     Token(u32),
     /// The best logit is no finite number. It matters only if the row is committed.
     NotFinite(f32),

@@ -18,6 +18,7 @@ mod greedy_argmax;
 mod lm_head_screen;
 mod rms_norm;
 mod rope;
+mod sample_rows;
 mod tree_attention;
 mod w12_matmul;
 
@@ -70,6 +71,8 @@ pub(super) mod kernels_module {
     use super::rms_norm::rms_norm;
     #[pymodule_export]
     use super::rope::rope;
+    #[pymodule_export]
+    use super::sample_rows::sample_rows;
     #[pymodule_export]
     use super::tree_attention::tree_attention;
     #[pymodule_export]
