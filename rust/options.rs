@@ -5,7 +5,7 @@ pub mod speculation;
 use crate::error::OptionError;
 
 /// Most rows of one tree: ancestors fit a 64-bit mask, and a path stays within the recurrent log.
-const MAX_TREE_NODES: usize = 64;
+pub(crate) const MAX_TREE_NODES: usize = 64;
 
 /// Most Q passes of a step: their paths share the rows of one exact pass.
 const MAX_Q_PASSES: usize = 8;

@@ -202,6 +202,7 @@ def test_an_exception_in_progress_stops_and_the_next_run_goes_on(converted: Path
 KILLED = """
 import os, signal, sys
 from specpilot_rs import _core
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the shell left
 def tell(name, done, *_):
     if done == int(sys.argv[4]):
         os.kill(os.getpid(), getattr(signal, sys.argv[3]))
@@ -233,6 +234,7 @@ def test_a_killed_run_leaves_only_temporary_names(
 INTERRUPTED = """
 import os, signal, sys
 from specpilot_rs import cli, convert
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the shell left
 real = convert.convert_weights
 def interrupt(source, out, update):
     def tell(name, done, *rest):

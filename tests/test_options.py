@@ -163,7 +163,7 @@ def test_an_unknown_parameter_names_the_nearest(wrong: str, right: str):
         ({"min_confidence": float("nan")}, "min_confidence"),
         ({"tree": "chian"}, "did you mean `chain`"),
         ({"tree": "spin"}, "did you mean `spine`"),
-        ({"q_passes": 1}, "q_passes"),
+        ({"q_passes": 9}, "q_passes"),
         ({"tuning": "my.profile.toml"}, "tuning"),
         ({"tree_nodes": 0}, "tree_nodes"),
         ({"tree_nodes": "32"}, "tree_nodes"),

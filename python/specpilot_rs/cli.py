@@ -9,15 +9,13 @@ from __future__ import annotations
 import sys
 
 try:
-    import itertools
     import json
     import os
-    import re
     import stat
     from collections.abc import Iterator
     from contextlib import contextmanager
     from pathlib import Path
-    from typing import TYPE_CHECKING, Annotated, Any, TextIO
+    from typing import TYPE_CHECKING, Annotated, Any
 
     import typer
 
@@ -29,6 +27,7 @@ try:
         option_error,
         request_error,
     )
+    from specpilot_rs.prompt_input import json_object, open_stdin, prompt_of, read_prompts
 except KeyboardInterrupt:  # `main`, which answers it from then on, is not there yet
     sys.exit(130)
 
@@ -135,7 +134,7 @@ def generate(
     num_threads: ThreadsOption = None,
 ) -> None:
     """Complete a prompt, or a file of prompts."""
-    records = _read_prompts(prompt, file, input_jsonl)
+    records = read_prompts(prompt, file, input_jsonl)
     if stream and (input_jsonl is not None or output_jsonl is not None):
         raise request_error("--stream writes one completion to stdout; it does not go with JSONL files")
     params = SamplingParams(
@@ -164,7 +163,7 @@ def generate(
         gpu_memory_utilization=gpu_memory_utilization,
         num_threads=num_threads,
     )
-    prompts = [_prompt_of(record) for record in records]
+    prompts = [prompt_of(record) for record in records]
     if stream:
         for piece in llm.stream(prompts[0], params):
             if as_json:
@@ -226,7 +225,7 @@ def chat(
     """Talk to a model: one line of stdin is one turn. /reset forgets the conversation, /exit ends."""
     from specpilot_rs.errors import RequestError
 
-    variables = _json_object(template_kwargs, "--chat-template-kwargs")
+    variables = json_object(template_kwargs, "--chat-template-kwargs")
     params = SamplingParams(
         max_tokens=max_tokens,
         stop=stop,
@@ -252,7 +251,7 @@ def chat(
     )
     opening = [] if system is None else [{"role": "system", "content": system}]
     messages = list(opening)
-    interactive = _stdin().isatty()
+    interactive = open_stdin().isatty()
     for line in _turns(interactive):
         if line == "/exit":
             break
@@ -454,76 +453,13 @@ def _speculation(
     return None if plain else config
 
 
-def _read_prompts(prompt: str | None, file: Path | None, input_jsonl: Path | None) -> list[dict[str, Any]]:
-    if sum(source is not None for source in (prompt, file, input_jsonl)) > 1:
-        raise request_error("give one of PROMPT, --file and --input-jsonl")
-    if prompt is not None:
-        return [{"prompt": prompt}]
-    if input_jsonl is not None:
-        return _read_jsonl(input_jsonl)
-    from specpilot_rs.tokenizer import decode_utf8
-
-    if file is not None:
-        return [{"prompt": decode_utf8(_read_bytes(file), str(file))}]
-    if _stdin().isatty():
-        raise request_error("no prompt: give PROMPT, --file, --input-jsonl, or pipe one in")
-    # What ends the last line of a pipe is no part of the prompt, as in a shell's $(...).
-    return [{"prompt": re.sub(r"\r?\n\Z", "", decode_utf8(_stdin().buffer.read(), "stdin"))}]
-
-
-def _stdin() -> TextIO:
-    # Python has no stdin where the caller closed it.
-    if sys.stdin is None:
-        raise request_error("stdin: expected an open stream, got a closed one")
-    return sys.stdin
-
-
-def _read_jsonl(file: Path) -> list[dict[str, Any]]:
-    from specpilot_rs.tokenizer import decode_utf8
-
-    records = []
-    for number, line in enumerate(decode_utf8(_read_bytes(file), str(file)).split("\n"), start=1):
-        if not line.strip():
-            continue
-        record = _json_object(line, f"{file}, line {number}")
-        if not _prompt_of(record):
-            raise request_error(f"{file}, line {number}: expected `prompt` or `prompt_token_ids`")
-        records.append(record)
-    if not records:
-        raise request_error(f"{file}: holds no prompts")
-    return records
-
-
-def _prompt_of(record: dict[str, Any]) -> dict[str, Any]:
-    """Returns the prompt of a line: its text if it has one (tokens are of one tokenizer), else its tokens."""
-    given = (key for key in ("prompt", "prompt_token_ids") if record.get(key) is not None)
-    return {key: record[key] for key in itertools.islice(given, 1)}
-
-
-def _read_bytes(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a null character in the name
-        raise request_error(f"{file}: {getattr(error, 'strerror', None) or error}") from error
-
-
-def _json_object(text: str, where: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise request_error(f"{where}: not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise request_error(f"{where}: expected a JSON object, got {type(value).__name__}")
-    return value
-
-
 def _turns(interactive: bool) -> Iterator[str]:
     from specpilot_rs.tokenizer import decode_utf8
 
     while True:
         if interactive:
             typer.echo("> ", err=True, nl=False)
-        data = _stdin().buffer.readline()
+        data = open_stdin().buffer.readline()
         if not data:
             return
         line = decode_utf8(data, "stdin").strip()

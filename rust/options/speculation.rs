@@ -5,8 +5,8 @@
 use std::str::FromStr;
 use std::sync::Arc;
 
+use super::MAX_TREE_NODES;
 use crate::error::OptionError;
-use crate::kernels::paths::MAX_PATH_ROWS;
 
 /// How a tree grows from a proposal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,7 +112,7 @@ impl TreePlan {
 
     /// Most rows that an exact pass verifies for one request.
     pub fn pass_rows(&self) -> usize {
-        (self.tree_nodes * (1 + self.q_passes)).min(MAX_PATH_ROWS)
+        (self.tree_nodes * (1 + self.q_passes)).min(MAX_TREE_NODES)
     }
 }
 
