@@ -194,7 +194,7 @@ def test_sampling_defaults_of_a_checkpoint_are_not_applied(tmp_path: Path) -> No
     assert ids(LLM(tmp_path).generate("The", params)) == ids(LLM(TARGET_DIR).generate("The", params))
 
 
-NUM_DRAWS = 3000
+NUM_DRAWS = 2000
 NUM_DRAWN = 4
 TOP_K = 3
 
