@@ -102,8 +102,10 @@ def accepted_per_pass(config, num_nodes):
     return 1 + sum(num_accepted) / len(num_accepted)
 
 
-@pytest.mark.parametrize(("method", "tree", "num_nodes", "expected"), REPLAYED_TREES)
-def test_trees_accept_what_an_independent_replay_accepts(method, tree, num_nodes, expected, report):
+@pytest.mark.parametrize(("method", "tree", "num_nodes", "expected", "tolerance"), REPLAYED_TREES)
+def test_trees_accept_what_an_independent_replay_accepts(
+    method, tree, num_nodes, expected, tolerance, report
+):
     tau = accepted_per_pass({"model": str(DRAFTERS[method]), "tree": tree}, num_nodes)
     report(f"{method} {tree} of {num_nodes} nodes: tau {tau:.3f} (replayed {expected})")
     assert tau == pytest.approx(expected, abs=tolerance)
