@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use criterion::{BenchmarkId, Criterion, Throughput};
 use half::bf16;
 use rayon::prelude::*;
-use specpilot_rs::device::{Buffer, Device};
+use specpilot_rs::device::{Buffer, Device, HostDevice};
 use specpilot_rs::kernels::Kernel;
 use specpilot_rs::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16};
 use specpilot_rs::kernels::simd::{self, LANES, Lanes, Task};
@@ -126,13 +126,13 @@ fn one_row_bandwidth(c: &mut Criterion) {
     };
     let mut stream = None;
     group.bench_function("read_stream", |b| {
-        let (device, values) = stream.get_or_insert_with(|| {
-            let device = Device::host(None).expect("worker threads");
-            let mut values = device.alloc::<f32>(num_bytes as usize / size_of::<f32>());
-            values.host_mut().fill(1.0);
-            (device, values)
+        let (host, values) = stream.get_or_insert_with(|| {
+            let host = HostDevice::new(None).expect("worker threads");
+            (
+                host,
+                Buffer::from_slice(&vec![1.0_f32; num_bytes as usize / size_of::<f32>()]),
+            )
         });
-        let Device::Host(host) = device;
         let per_task = values.len() / (4 * host.num_threads());
         b.iter_custom(|num_times| {
             timed(&best[0], num_times, &mut || {
