@@ -44,6 +44,23 @@ pub(super) struct SkinnyConfig {
 }
 
 impl SkinnyConfig {
+    /// Rows of the first of the launches that multiply `num_rows`: as many as leave shared memory for a ring. Slices, and
+    /// so all sums, are the same whatever it is.
+    fn launch_rows(
+        weights: &SkinnyWeights,
+        view: WeightView,
+        num_rows: usize,
+        limits: Limits,
+    ) -> usize {
+        let fits = |rows: &usize| Self::choose(weights, view, *rows, limits).ring_slots > 0;
+        let most = num_rows.min(MAX_ROWS);
+        let fewer = (1..most.div_ceil(8)).rev().map(|groups| 8 * groups);
+        std::iter::once(most)
+            .chain(fewer)
+            .find(fits)
+            .unwrap_or(most.min(8))
+    }
+
     fn choose(weights: &SkinnyWeights, view: WeightView, num_rows: usize, limits: Limits) -> Self {
         let map = SliceMap::of(weights.in_features);
         let row_groups = num_rows.div_ceil(8);
@@ -289,8 +306,11 @@ impl SkinnyMatmul<'_> {
     fn launch_rounded(&self, device: &CudaDevice, rounded: u64, y: u64) -> Result<(), DeviceError> {
         let scratch = device.scratch(self.sums_bytes())?;
         let map = SliceMap::of(self.weights.in_features);
-        for first in (0..self.num_rows).step_by(MAX_ROWS) {
-            let num_rows = MAX_ROWS.min(self.num_rows - first);
+        let mut first = 0;
+        while first < self.num_rows {
+            let left = self.num_rows - first;
+            let num_rows =
+                SkinnyConfig::launch_rows(self.weights, self.view, left, device.limits());
             let row_bytes = self.weights.out_features * size_of::<f32>();
             let params = MatmulParams {
                 x: rounded + (first * self.rounded_row_bytes()) as u64,
@@ -300,6 +320,7 @@ impl SkinnyMatmul<'_> {
                 ..self.params(map, num_rows)
             };
             self.launch(device, params)?;
+            first += num_rows;
         }
         Ok(())
     }
@@ -418,7 +439,10 @@ mod tests {
                     (&w12, WeightView::Q),
                 ] {
                     for num_rows in 1..=MAX_ROWS {
-                        let config = SkinnyConfig::choose(weights, view, num_rows, limits);
+                        let launch_rows =
+                            SkinnyConfig::launch_rows(weights, view, num_rows, limits);
+                        assert!(launch_rows == num_rows || launch_rows.is_multiple_of(8));
+                        let config = SkinnyConfig::choose(weights, view, launch_rows, limits);
                         assert!(config.shared_bytes <= block_shared_bytes, "{config:?}");
                         assert!(
                             config.ring_slots >= 1,
