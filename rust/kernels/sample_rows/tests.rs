@@ -31,7 +31,9 @@ fn noise_is_gumbels() {
 
 #[test]
 fn the_race_is_won_by_the_largest_sum_in_any_order() {
-    let logits: Vec<f32> = (0..5000_u32).map(|i| (i * 7919 % 1009) as f32 * 0.01).collect();
+    let logits: Vec<f32> = (0..5000_u32)
+        .map(|i| (i * 7919 % 1009) as f32 * 0.01)
+        .collect();
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     for position in 0..50 {
         let sampler = RowSampler {
