@@ -62,14 +62,25 @@ impl SkinnyConfig {
     }
 
     fn choose(weights: &SkinnyWeights, view: WeightView, num_rows: usize, limits: Limits) -> Self {
+        // Activations of two octets fit in registers up to 16 rows.
+        if num_rows <= 16 && SliceMap::of(weights.in_features).num_octets > 1 {
+            let config = Self::with_octets(2, weights, view, num_rows, limits);
+            if config.ring_slots > 0 {
+                return config;
+            }
+        }
+        Self::with_octets(1, weights, view, num_rows, limits)
+    }
+
+    fn with_octets(
+        block_octets: usize,
+        weights: &SkinnyWeights,
+        view: WeightView,
+        num_rows: usize,
+        limits: Limits,
+    ) -> Self {
         let map = SliceMap::of(weights.in_features);
         let row_groups = num_rows.div_ceil(8);
-        // Activations of two octets fit in registers up to 16 rows.
-        let block_octets = if row_groups <= 2 && map.num_octets > 1 {
-            2
-        } else {
-            1
-        };
         let num_groups = map.num_octets / block_octets;
         // Measured on an H200: above 16 rows W12's warps have no time to spare for a cluster's exchange, unless the
         // matrix is so small that its end is most of it.

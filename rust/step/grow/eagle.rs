@@ -53,8 +53,10 @@ impl Eagle {
         if let Some(costs) = &plan.verify_costs {
             ranked.sort_unstable_by(|&a, &b| by_score(seen, a, b));
             let scores = ranked.iter().map(|&i| seen[i].score);
-            let num_rows = costs.best_num_rows([0.0].into_iter().chain(scores));
-            ranked.truncate(num_rows - 1);
+            // The root is one more row that is verified in any case.
+            let above = limits.num_rows_above + 1;
+            let num_rows = costs.best_num_rows(std::iter::repeat_n(0.0, above).chain(scores));
+            ranked.truncate(num_rows.saturating_sub(above));
         }
         ranked.sort_unstable();
         rows.clear();

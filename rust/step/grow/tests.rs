@@ -236,7 +236,7 @@ proptest! {
         struct Node { score: f64, tokens: Vec<u32>, below: Option<ListId> }
         let mut beam = vec![Node { score: 0.0, tokens: vec![], below: proposal.first_list() }];
         let mut seen: Vec<(f64, Vec<u32>)> = vec![];
-        while !beam.is_empty() {
+        for _ in 0..8 {
             let mut coming = vec![];
             for node in &beam {
                 let Some(list) = node.below else { continue };
