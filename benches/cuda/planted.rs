@@ -72,7 +72,7 @@ fn launch(device: &Device, name: &str, params: &PlantParams) -> Result<(), Devic
 impl Planted {
     /// The matrix of `seed`.
     pub fn new(device: &Device, n: usize, k: usize, seed: u32) -> Result<Self, DeviceError> {
-        let starts = slice_starts(k);
+        let starts = slice_starts(device, k);
         let (num_tiles, k_tiles, num_slices) = (n.div_ceil(16), k.div_ceil(64), starts.len() - 1);
         let starts: Vec<u32> = starts.iter().map(|&start| start as u32).collect();
         let starts = device.buffer_of(&starts)?;
@@ -117,8 +117,8 @@ impl Planted {
             escapes: device.try_alloc(0)?,
         };
         Ok(Self {
-            w12: PackedW12::from_cuda_parts(n, k, w12),
-            bf16: PackedBf16::from_cuda_parts(n, k, bf16),
+            w12: PackedW12::from_cuda_parts(device, n, k, w12),
+            bf16: PackedBf16::from_cuda_parts(device, n, k, bf16),
             rows,
             num_escapes: num_escapes as usize,
             seed,

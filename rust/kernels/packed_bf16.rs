@@ -52,8 +52,14 @@ impl PackedBf16 {
     ///
     /// # Panics
     /// Panics if a part is shorter than its shape needs.
-    pub fn from_cuda_parts(out_features: usize, in_features: usize, parts: CudaParts) -> Self {
-        let cuda = SkinnyWeights::from_parts(SliceFormat::Bf16, out_features, in_features, parts);
+    pub fn from_cuda_parts(
+        device: &Device,
+        out_features: usize,
+        in_features: usize,
+        parts: CudaParts,
+    ) -> Self {
+        let cuda =
+            SkinnyWeights::from_parts(device, SliceFormat::Bf16, out_features, in_features, parts);
         Self {
             tiles: Buffer::zeroed(0),
             cuda: Some(cuda),

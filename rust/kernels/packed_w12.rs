@@ -154,8 +154,14 @@ impl PackedW12 {
     ///
     /// # Panics
     /// Panics if a part is shorter than its shape needs.
-    pub fn from_cuda_parts(out_features: usize, in_features: usize, parts: CudaParts) -> Self {
-        let cuda = SkinnyWeights::from_parts(SliceFormat::W12, out_features, in_features, parts);
+    pub fn from_cuda_parts(
+        device: &Device,
+        out_features: usize,
+        in_features: usize,
+        parts: CudaParts,
+    ) -> Self {
+        let cuda =
+            SkinnyWeights::from_parts(device, SliceFormat::W12, out_features, in_features, parts);
         Self {
             eight: Buffer::zeroed(0),
             four: Buffer::zeroed(0),

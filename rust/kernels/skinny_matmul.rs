@@ -1,7 +1,7 @@
 //! Launching the CUDA matmuls of `cuda/include/skinny_matmul.cuh`: what `bf16_matmul` and `w12_matmul` share.
 //!
 //! [`SkinnyConfig`] is the one home of tile and ring sizes. It may depend on the number of rows: how slices are shared
-//! out among blocks changes no sum, only [`SliceMap`] does, and that follows from K alone.
+//! out among blocks changes no sum, only [`SliceMap`] does, and that follows from K and the GPU alone.
 
 use half::bf16;
 
@@ -45,7 +45,7 @@ pub(super) struct SkinnyConfig {
 
 impl SkinnyConfig {
     fn choose(weights: &SkinnyWeights, view: WeightView, num_rows: usize, limits: Limits) -> Self {
-        let map = SliceMap::of(weights.in_features);
+        let map = weights.map;
         let row_groups = num_rows.div_ceil(8);
         // Activations of two octets fit in registers up to 16 rows.
         let block_octets = if row_groups <= 2 && map.num_octets > 1 {
@@ -282,13 +282,13 @@ impl SkinnyMatmul<'_> {
     /// Scratch for the grid's barrier and the octet sums.
     fn sums_bytes(&self) -> usize {
         let num_channels = self.weights.out_features.next_multiple_of(TILE_CHANNELS);
-        let num_octets = SliceMap::of(self.weights.in_features).num_octets;
+        let num_octets = self.weights.map.num_octets;
         GRID_BARRIER_BYTES + num_channels * num_octets * MAX_ROWS * size_of::<f32>()
     }
 
     fn launch_rounded(&self, device: &CudaDevice, rounded: u64, y: u64) -> Result<(), DeviceError> {
         let scratch = device.scratch(self.sums_bytes())?;
-        let map = SliceMap::of(self.weights.in_features);
+        let map = self.weights.map;
         for first in (0..self.num_rows).step_by(MAX_ROWS) {
             let num_rows = MAX_ROWS.min(self.num_rows - first);
             let row_bytes = self.weights.out_features * size_of::<f32>();
@@ -403,10 +403,11 @@ mod tests {
     fn every_shape_has_a_ring_that_fits() {
         let device = Device::host(Some(1)).unwrap();
         for in_features in [64, 1000, 2560, 5120, 6144, 17408] {
-            let bf16 = SkinnyWeights::of_bf16(&device, 16, in_features, |_, _| {}).unwrap();
-            let mut w12 = bf16.clone();
-            w12.format = SliceFormat::W12;
+            let mut bf16 = SkinnyWeights::of_bf16(&device, 16, in_features, |_, _| {}).unwrap();
             for (block_shared_bytes, has_clusters) in BLOCK_SHARED_BYTES {
+                bf16.map = SliceMap::new(in_features, block_shared_bytes);
+                let mut w12 = bf16.clone();
+                w12.format = SliceFormat::W12;
                 let limits = Limits {
                     num_multiprocessors: 132,
                     block_shared_bytes,

@@ -5,8 +5,8 @@
 //! escapes), the 8-bit planes of its super-tiles, their 4-bit planes; for BF16 the fragments as the matrix instruction
 //! takes them. Which lane holds which weight is said in `weights::w12`.
 //!
-//! The cut along K follows from K alone, so that every matrix of one K, merged or not and in either format, sums in one
-//! order.
+//! The cut along K follows from K and the GPU alone, so that every matrix of one K, merged or not and in either format,
+//! sums in one order.
 
 use std::ops::Range;
 
@@ -25,6 +25,10 @@ pub(super) const TILE_COLUMNS: usize = 64;
 pub(super) const OCTET: usize = 8;
 /// Super-tiles of a slice, at most: what a warp's registers hold of 32 rows.
 const MAX_SLICE_TILES: usize = 5;
+/// The same where shared memory is short.
+const SHORT_SLICE_TILES: usize = 2;
+/// Shared memory of a block from which slices have their full length.
+const SHARED_BYTES_OF_LONG_SLICES: usize = 160_000;
 /// Bytes of a W12 slice before its planes.
 pub(super) const NOTE_BYTES: usize = 64;
 /// Escapes that fit a note.
@@ -47,15 +51,28 @@ pub(super) struct SliceMap {
 }
 
 impl SliceMap {
-    pub(super) fn of(in_features: usize) -> Self {
+    /// The cut for a GPU whose blocks may take `block_shared_bytes` of shared memory: where that is little, slices are
+    /// short, or their rings would not fit beside the sums.
+    pub(super) fn new(in_features: usize, block_shared_bytes: usize) -> Self {
         let k_tiles = in_features.div_ceil(TILE_COLUMNS);
-        let num_octets = k_tiles
-            .div_ceil(OCTET * MAX_SLICE_TILES)
-            .next_power_of_two();
+        let slice_tiles = if block_shared_bytes < SHARED_BYTES_OF_LONG_SLICES {
+            SHORT_SLICE_TILES
+        } else {
+            MAX_SLICE_TILES
+        };
+        let num_octets = k_tiles.div_ceil(OCTET * slice_tiles).next_power_of_two();
         Self {
             num_octets,
             k_tiles,
         }
+    }
+
+    fn on(device: &Device, in_features: usize) -> Self {
+        let block_shared_bytes = match device {
+            Device::Cuda(cuda) => cuda.limits().block_shared_bytes,
+            Device::Host(_) => SHARED_BYTES_OF_LONG_SLICES,
+        };
+        Self::new(in_features, block_shared_bytes)
     }
 
     pub(super) fn num_slices(&self) -> usize {
@@ -100,8 +117,8 @@ impl SliceFormat {
 
 /// Super-tiles at which the slices of a matrix of this K begin, and where the last ends: for those who write the layout
 /// on the device.
-pub fn slice_starts(in_features: usize) -> Vec<usize> {
-    let map = SliceMap::of(in_features);
+pub fn slice_starts(device: &Device, in_features: usize) -> Vec<usize> {
+    let map = SliceMap::on(device, in_features);
     let ends = (0..map.num_slices()).map(|slice| map.span(slice).end);
     std::iter::once(0).chain(ends).collect()
 }
@@ -125,6 +142,7 @@ pub(super) struct SkinnyWeights {
     pub(super) escape_starts: Buffer<u32>,
     pub(super) escapes: Buffer<u32>,
     pub(super) format: SliceFormat,
+    pub(super) map: SliceMap,
     pub(super) out_features: usize,
     pub(super) in_features: usize,
 }
@@ -136,12 +154,13 @@ impl SkinnyWeights {
     /// # Panics
     /// Panics if a part is shorter than its shape needs.
     pub(super) fn from_parts(
+        device: &Device,
         format: SliceFormat,
         out_features: usize,
         in_features: usize,
         parts: CudaParts,
     ) -> Self {
-        let map = SliceMap::of(in_features);
+        let map = SliceMap::on(device, in_features);
         let num_tiles = out_features.div_ceil(TILE_CHANNELS);
         let tile_bytes = map.k_tiles * format.tile_bytes() + map.num_slices() * format.note_bytes();
         assert!(
@@ -159,6 +178,7 @@ impl SkinnyWeights {
             escape_starts: parts.escape_starts,
             escapes: parts.escapes,
             format,
+            map,
             out_features,
             in_features,
         }
@@ -180,7 +200,7 @@ impl SkinnyWeights {
         in_features: usize,
         read_rows: impl Fn(usize, &mut [u16]) + Sync,
     ) -> Result<Self, DeviceError> {
-        let map = SliceMap::of(in_features);
+        let map = SliceMap::on(device, in_features);
         let format = SliceFormat::Bf16;
         let num_tiles = out_features.div_ceil(TILE_CHANNELS);
         let stride = map.k_tiles * format.tile_bytes();
@@ -213,6 +233,7 @@ impl SkinnyWeights {
             escape_starts: device.buffer_of(&[0])?,
             escapes: device.buffer_of(&[])?,
             format,
+            map,
             out_features,
             in_features,
         })
@@ -230,7 +251,7 @@ impl SkinnyWeights {
         bases: &[u8],
         read_piece: impl Fn(usize, usize, &mut CodeTile, &mut Vec<EscapedWeight>) + Sync,
     ) -> Result<Self, DeviceError> {
-        let map = SliceMap::of(in_features);
+        let map = SliceMap::on(device, in_features);
         let format = SliceFormat::W12;
         let num_tiles = out_features.div_ceil(TILE_CHANNELS);
         let stride = map.k_tiles * format.tile_bytes() + map.num_slices() * NOTE_BYTES;
@@ -255,6 +276,7 @@ impl SkinnyWeights {
             escape_starts: device.buffer_of(&escape_starts)?,
             escapes: device.buffer_of(&escapes)?,
             format,
+            map,
             out_features,
             in_features,
         })

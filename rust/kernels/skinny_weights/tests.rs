@@ -5,17 +5,19 @@ use super::*;
 #[test]
 fn slices_cover_k_in_order_and_fit_a_warp() {
     for in_features in [1, 63, 64, 65, 640, 2560, 2561, 5120, 6144, 17408, 28672] {
-        let map = SliceMap::of(in_features);
-        assert!(map.num_octets.is_power_of_two());
-        assert!(map.slice_tiles() <= MAX_SLICE_TILES, "{in_features}");
-        let mut next = 0;
-        for slice in 0..map.num_slices() {
-            let span = map.span(slice);
-            assert_eq!(span.start, next, "{in_features}");
-            assert!(span.len() <= map.slice_tiles());
-            next = span.end;
+        for block_shared_bytes in [101_376, 166_912, 232_448] {
+            let map = SliceMap::new(in_features, block_shared_bytes);
+            assert!(map.num_octets.is_power_of_two());
+            assert!(map.slice_tiles() <= MAX_SLICE_TILES, "{in_features}");
+            let mut next = 0;
+            for slice in 0..map.num_slices() {
+                let span = map.span(slice);
+                assert_eq!(span.start, next, "{in_features}");
+                assert!(span.len() <= map.slice_tiles());
+                next = span.end;
+            }
+            assert_eq!(next, in_features.div_ceil(TILE_COLUMNS));
         }
-        assert_eq!(next, in_features.div_ceil(TILE_COLUMNS));
     }
 }
 
