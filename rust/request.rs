@@ -170,6 +170,8 @@ pub struct DecodePass {
     pub screening: ScreenCounts,
     /// Q passes before the exact one.
     pub num_q_passes: usize,
+    /// Drafted tokens that they marked: the tree's first.
+    pub num_marked: usize,
     /// The drafts themselves, for callers who asked to see them.
     pub drafts: Option<Drafts>,
 }
@@ -420,6 +422,8 @@ impl Request {
             metrics.num_draft_tokens += pass.num_draft_tokens;
             metrics.num_accepted_tokens += pass.num_accepted;
             metrics.num_q_passes += pass.num_q_passes;
+            metrics.num_marked_tokens += pass.num_marked;
+            metrics.num_accepted_marks += pass.num_accepted.min(pass.num_marked);
             metrics.screening.add(pass.screening);
             count(&mut metrics.per_position_draft, pass.draft_depth);
             count(&mut metrics.per_position_accepted, pass.num_accepted);
@@ -451,6 +455,10 @@ pub struct Metrics {
     pub num_accepted_tokens: usize,
     /// Q passes, each before an exact pass.
     pub num_q_passes: usize,
+    /// Tokens that Q passes marked for exact passes.
+    pub num_marked_tokens: usize,
+    /// Those among them that were accepted.
+    pub num_accepted_marks: usize,
     /// Rows, survivors and fallbacks of the screened LM head.
     pub screening: ScreenCounts,
     /// Passes by number of accepted drafts.

@@ -96,6 +96,16 @@ def test_marking_pays(prompts: list[str]) -> None:
     assert num_passes[1] > num_passes[2]
 
 
+def test_marks_are_those_of_the_8_bit_view(benchmark_prompts: Any, report: Any) -> None:
+    """The view is nearly right and sometimes wrong; marks of the exact weights would always be accepted."""
+    llm = demo({"method": "dflash2", "q_passes": 1})
+    metrics = [o.metrics for o in llm.generate(benchmark_prompts(4), PARAMS, use_tqdm=False)]
+    marked = sum(m.num_marked_tokens for m in metrics)
+    accepted = sum(m.num_accepted_marks for m in metrics)
+    report(f"dflash2, one Q pass: {accepted} of {marked} marked tokens accepted")
+    assert 0.85 < accepted / marked < 1
+
+
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 5, 17])
 def test_a_request_may_end_anywhere_in_a_marked_path(
     max_tokens: int, prompts: list[str], plain: list[Any]

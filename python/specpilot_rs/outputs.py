@@ -34,6 +34,8 @@ class RequestMetrics:
         num_draft_tokens: Tokens drafted and verified.
         num_accepted_tokens: Drafted tokens that became output.
         num_q_passes: Passes that marked a path before an exact one.
+        num_marked_tokens: Tokens of the paths that exact passes were given.
+        num_accepted_marks: Those among them that were accepted.
         num_screened_rows: Rows whose token the screened LM head found; 0 with the dense head.
         num_screen_survivors: Vocabulary entries that these rows had to multiply exactly.
         num_screen_fallbacks: Rows among them that took the dense head after all.
@@ -49,6 +51,8 @@ class RequestMetrics:
     num_draft_tokens: int
     num_accepted_tokens: int
     num_q_passes: int
+    num_marked_tokens: int
+    num_accepted_marks: int
     num_screened_rows: int
     num_screen_survivors: int
     num_screen_fallbacks: int
@@ -76,6 +80,8 @@ class RequestMetrics:
             num_draft_tokens=metrics.num_draft_tokens,
             num_accepted_tokens=metrics.num_accepted_tokens,
             num_q_passes=metrics.num_q_passes,
+            num_marked_tokens=metrics.num_marked_tokens,
+            num_accepted_marks=metrics.num_accepted_marks,
             num_screened_rows=metrics.num_screened_rows,
             num_screen_survivors=metrics.num_screen_survivors,
             num_screen_fallbacks=metrics.num_screen_fallbacks,

@@ -4,8 +4,8 @@
 //! - **screened** ([`LmHeadScreen`]): the greedy token of rows that nothing but the token is wanted of, that is all rows
 //!   of verification and the last prompt row. Reads the INT8 copy and a few exact channels.
 //! - **dense**: rows whose logits a caller wants to see (`record_logits`, `score`), rows of requests that sample, whose
-//!   every token has a chance ([`SampleRows`]), and all rows of an engine without an INT8 copy. The drafter's top-k and log-probabilities of tree edges need every logit too, and go through
-//!   [`DecoderWeights::logits`].
+//!   every token has a chance ([`SampleRows`]), and all rows of an engine without an INT8 copy. The drafter's top-k and
+//!   log-probabilities of tree edges need every logit too, and go through [`DecoderWeights::logits`].
 //!
 //! Both give the same greedy ids: screening is exact, and a row that it cannot bound takes the dense path by itself.
 //! Sampling takes logits as they are. A model with a softcap would have to cap them first, which the greedy token, being

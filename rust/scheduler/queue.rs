@@ -134,6 +134,7 @@ fn batch_entry(index: usize, request: &Request, rows: usize) -> Option<BatchEntr
         committed_len,
         work,
         num_q_passes: 0,
+        num_marked: 0,
     })
 }
 

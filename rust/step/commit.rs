@@ -100,6 +100,7 @@ fn update(
             num_emitted: path.new_token_ids.len(),
             screening,
             num_q_passes: entry.num_q_passes,
+            num_marked: entry.num_marked,
             drafts: request.record_rounds.then(|| drafts_of(tree)),
         }),
     }

@@ -73,6 +73,7 @@ pub fn mark(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> Re
             is_open: open,
         } = walk(entry, tree, choices, request);
         entry.num_q_passes += 1;
+        entry.num_marked = token_ids.len() - 1;
         tree.set_chain(&token_ids);
         is_open[i] = open;
         if let (Some(drafter), true) = (&mut *drafter, open) {

@@ -26,6 +26,8 @@ pub struct BatchEntry {
     pub work: Work,
     /// Q passes that looked at the entry in this step.
     pub num_q_passes: usize,
+    /// Tokens of the path that the last of them marked.
+    pub num_marked: usize,
 }
 
 /// What an entry's rows are.
