@@ -82,26 +82,56 @@ impl<T: Element> Buffer<T> {
     }
 
     /// Copies the first `len` elements of `source`, which must be on the same device.
-    pub fn copy_from(&mut self, source: &Self, len: usize) {
-        self.host_mut()[..len].copy_from_slice(&source.host()[..len]);
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    ///
+    /// # Panics
+    /// Panics if one buffer is on the host and the other is not, or either is shorter.
+    pub fn copy_from(&mut self, source: &Self, len: usize) -> Result<(), DeviceError> {
+        match (&mut self.storage, &source.storage) {
+            (Storage::Cuda(to), Storage::Cuda(from)) => {
+                let (stream, num_bytes) = (to.stream().clone(), len * size_of::<T>());
+                stream
+                    .memcpy_dtod(&from.slice(..num_bytes), &mut to.slice_mut(..num_bytes))
+                    .map_err(driver("copying on the GPU"))
+            }
+            _ => {
+                self.host_mut()[..len].copy_from_slice(&source.host()[..len]);
+                Ok(())
+            }
+        }
     }
 
-    /// Overwrites the first elements with `values`, wherever the buffer lies.
+    /// Overwrites the first elements with `values`, wherever the buffer lies, and waits until they are there.
     ///
     /// # Errors
     /// [`DeviceError::Driver`].
     pub fn upload(&mut self, values: &[T]) -> Result<(), DeviceError> {
+        self.upload_in_order(values)?;
+        if let Storage::Cuda(slice) = &self.storage {
+            let copied = slice.stream().synchronize();
+            copied.map_err(driver("copying to the GPU"))?;
+        }
+        Ok(())
+    }
+
+    /// Likewise, but the copy only takes its place among the device's work. `values` may go away at once: the driver
+    /// stages memory that is not page-locked before its call returns (CUDA API synchronization behavior).
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub fn upload_in_order(&mut self, values: &[T]) -> Result<(), DeviceError> {
         assert!(values.len() <= self.len, "values fit the buffer");
         match &mut self.storage {
             Storage::Host { .. } => self.host_mut()[..values.len()].copy_from_slice(values),
+            Storage::Cuda(_) if values.is_empty() => {}
             Storage::Cuda(slice) => {
                 let stream = slice.stream().clone();
                 let bytes = &mut slice.slice_mut(..size_of_val(values));
                 stream
                     .memcpy_htod(as_bytes(values), bytes)
                     .map_err(driver("copying to the GPU"))?;
-                // The source may go away.
-                stream.synchronize().map_err(driver("copying to the GPU"))?;
             }
         }
         Ok(())

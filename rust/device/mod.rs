@@ -5,8 +5,10 @@
 
 mod buffer;
 pub mod cuda;
+mod staged;
 
 pub use buffer::{Buffer, Element};
+pub use staged::Staged;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

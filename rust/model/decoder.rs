@@ -180,7 +180,7 @@ impl Decoder {
             for (tap, buffer) in self.tap_layers.iter().zip(&mut self.workspace.taps) {
                 if *tap == layer {
                     let len = num_rows * self.config.hidden_size;
-                    buffer.copy_from(&self.workspace.residual, len);
+                    buffer.copy_from(&self.workspace.residual, len)?;
                 }
             }
             if let Some(probe) = probe.as_deref_mut() {

@@ -272,7 +272,7 @@ impl Pass {
             false => &self.features,
         };
         self.residual
-            .copy_from(start, num_rows * config.hidden_size);
+            .copy_from(start, num_rows * config.hidden_size)?;
         let add = Epilogue::AddToOutput;
         weights
             .o_proj

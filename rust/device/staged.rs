@@ -1,0 +1,97 @@
+//! Short lists that the host writes before a pass and its kernels read: token ids, positions, paths.
+
+use super::{Buffer, Device, Element};
+use crate::error::DeviceError;
+
+/// Values on the host and, where kernels run on a GPU, a copy there that is as new. Filling it again reuses both
+/// memories: the copy keeps its address as long as the values fit, so that a graph may be captured with it.
+#[derive(Debug, Default)]
+pub struct Staged<T: Element> {
+    values: Vec<T>,
+    on_gpu: Option<Buffer<T>>,
+}
+
+impl<T: Element> Staged<T> {
+    /// An empty list with room for `capacity` values on `device`.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`].
+    pub fn with_capacity(device: &Device, capacity: usize) -> Result<Self, DeviceError> {
+        Ok(Self {
+            values: Vec::with_capacity(capacity),
+            on_gpu: match device {
+                Device::Host(_) => None,
+                Device::Cuda(_) => Some(device.try_alloc(capacity)?),
+            },
+        })
+    }
+
+    /// A list of `values`.
+    ///
+    /// # Errors
+    /// As for [`fill`](Self::fill).
+    pub fn of(device: &Device, values: &[T]) -> Result<Self, DeviceError> {
+        let mut list = Self::with_capacity(device, values.len())?;
+        list.fill(device, values.iter().copied())?;
+        Ok(list)
+    }
+
+    /// Replaces the values. Kernels launched before still see the old ones.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`] when the list has to grow, [`DeviceError::Driver`].
+    pub fn fill(
+        &mut self,
+        device: &Device,
+        values: impl IntoIterator<Item = T>,
+    ) -> Result<(), DeviceError> {
+        self.values.clear();
+        self.values.extend(values);
+        if let Device::Host(_) = device {
+            return Ok(());
+        }
+        let fits = |buffer: &Buffer<T>| buffer.len() >= self.values.len();
+        let mut on_gpu = match self.on_gpu.take().filter(fits) {
+            Some(buffer) => buffer,
+            None => device.try_alloc(self.values.len().next_power_of_two())?,
+        };
+        on_gpu.upload_in_order(&self.values)?;
+        self.on_gpu = Some(on_gpu);
+        Ok(())
+    }
+
+    /// The values, on the host.
+    pub fn values(&self) -> &[T] {
+        &self.values
+    }
+
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+
+    /// Where the copy lies on its GPU, for a launcher; `None` when the list was filled for the host.
+    pub fn cuda_address(&self) -> Option<u64> {
+        self.on_gpu.as_ref().and_then(Buffer::cuda_address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_on_the_host_holds_its_last_values_only() {
+        let device = Device::host(Some(1)).unwrap();
+        let mut list = Staged::of(&device, &[3_u32, 1, 4]).unwrap();
+        assert_eq!(list.values(), [3, 1, 4]);
+        list.fill(&device, [1, 5]).unwrap();
+        assert_eq!((list.values(), list.len()), (&[1, 5][..], 2));
+        assert!(list.cuda_address().is_none() && !list.is_empty());
+    }
+}
