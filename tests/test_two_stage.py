@@ -106,6 +106,31 @@ def test_trees_of_other_sizes_change_nothing(
     assert second < max(num_rows) <= most
 
 
+def test_an_estimated_head_marks_nearly_as_well(prompts: list[str], plain: list[Any]) -> None:
+    num_passes = {}
+    for q_head in ("exact", "int8"):
+        config = {"method": "dflash2", "q_passes": 1, "q_head": q_head}
+        llm = demo(config, head="screened")
+        assert llm.describe()["q_head"] == q_head
+        outputs = llm.generate(prompts, PARAMS, use_tqdm=False)
+        assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in plain]
+        num_passes[q_head] = passes(outputs)
+        # Of the Q pass's rows only the exact head screens any.
+        num_rows = sum(o.metrics.num_screened_rows for o in outputs)
+        num_passes[q_head, "rows"] = num_rows
+    assert num_passes["int8"] <= 1.1 * num_passes["exact"]
+    assert num_passes["int8", "rows"] < num_passes["exact", "rows"]
+
+
+def test_the_int8_copy_serves_q_passes_unasked_where_there_is_one() -> None:
+    for head, q_head in (("screened", "int8"), ("dense", "exact")):
+        assert demo({"method": "dflash2", "q_passes": 1}, head=head).describe()["q_head"] == q_head
+    with pytest.raises(OptionError, match="q_head"):
+        demo({"method": "dflash2", "q_passes": 1, "q_head": "int8"}, head="dense")
+    with pytest.raises(OptionError, match="q_head 'q_view' is unknown"):
+        demo({"method": "dflash2", "q_head": "q_view"})
+
+
 @pytest.mark.parametrize("sizes", [[8, 8, 8], [], [0, 8], [1, 8], [8, 65], [8, True], "88", [8.0, 8]])
 def test_sizes_that_are_not_one_for_each_tree_are_refused(sizes: Any) -> None:
     with pytest.raises(OptionError, match=r"tree_nodes.*(one for each of the 2 trees|[12]\.\.=64)"):
