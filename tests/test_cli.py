@@ -44,7 +44,16 @@ def text(demo_llm: LLM) -> str:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], [], ["-h"], ["generate", "--help"], ["chat", "-h"], ["plan", "--help"], ["doctor", "-h"]],
+    [
+        ["--help"],
+        [],
+        ["-h"],
+        ["generate", "--help"],
+        ["chat", "-h"],
+        ["plan", "--help"],
+        ["doctor", "-h"],
+        ["bench", "-h"],
+    ],
 )
 def test_help_is_cheap(arguments: list[str]):
     code = (
@@ -55,7 +64,7 @@ def test_help_is_cheap(arguments: list[str]):
         "    main()\n"
         "except SystemExit as end:\n"
         "    assert end.code == 0\n"
-        "heavy = {'specpilot_rs._core', 'numpy', 'tokenizers', 'jinja2', 'huggingface_hub'}\n"
+        "heavy = {'specpilot_rs._core', 'numpy', 'tokenizers', 'jinja2', 'huggingface_hub', 'matplotlib'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
     )
     result = subprocess.run(

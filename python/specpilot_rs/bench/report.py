@@ -3,7 +3,7 @@
 Per configuration and prompt set: tau (tokens committed per exact pass: sums over prompts, prompt passes
 excluded) with its bootstrap interval, the difference to the drafter's first configuration, acceptance by
 position, accepted lengths, oracles, wasted rows, and how far Q passes and exact passes agree. Differences
-between tree policies of one drafter, size and number of Q passes follow. All differences are paired by prompt.
+between tree policies of one drafter, size and number of Q passes follow. Differences are paired by prompt.
 """
 
 from __future__ import annotations
