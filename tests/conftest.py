@@ -8,6 +8,21 @@ from specpilot_rs import LLM
 
 FIXTURES = Path(__file__).parent / "fixtures"
 PROMPT_SETS = ("gsm8k", "humaneval", "mbpp", "mt_bench", "spec_bench")
+# Ways to speculate on the demo target, and the trees that each drafter's scores allow.
+DRAFTERS = {
+    "dflash": {"model": str(FIXTURES / "demo" / "dflash")},
+    "dflash2": {"method": "dflash2"},
+    "dspark": {"model": str(FIXTURES / "demo" / "dspark")},
+    "eagle3": {"model": str(FIXTURES / "demo" / "eagle3")},
+    "ngram": {"method": "ngram"},
+}
+TREES = {
+    "dflash": ("chain", "ddtree", "spine", "eagle"),
+    "dflash2": ("chain", "ddtree", "conditional", "spine", "eagle"),
+    "dspark": ("chain", "ddtree", "conditional", "spine", "eagle"),
+    "eagle3": ("chain", "conditional", "spine", "eagle"),
+    "ngram": ("chain", "conditional", "spine", "eagle"),
+}
 REPORT = pytest.StashKey[list[str]]()
 
 

@@ -58,6 +58,7 @@ TreeNodesOption = Annotated[int | None, typer.Option(help=help_of(SpeculativeCon
 DraftLengthOption = Annotated[
     int | None, typer.Option(help=help_of(SpeculativeConfig, "num_speculative_tokens"))
 ]
+QPassesOption = Annotated[int | None, typer.Option(help=help_of(SpeculativeConfig, "q_passes"))]
 PlainOption = Annotated[bool, typer.Option("--no-speculation", help="Decode plainly.")]
 ContextOption = Annotated[int | None, typer.Option(help=help_of(EngineOptions, "max_model_len"))]
 FormatOption = Annotated[str, typer.Option(help=help_of(EngineOptions, "weight_format"))]
@@ -123,6 +124,7 @@ def generate(
     tree: TreeOption = None,
     tree_nodes: TreeNodesOption = None,
     num_speculative_tokens: DraftLengthOption = None,
+    q_passes: QPassesOption = None,
     no_speculation: PlainOption = False,
     max_model_len: ContextOption = None,
     max_num_seqs: RequestsOption = EngineOptions.max_num_seqs,
@@ -152,7 +154,17 @@ def generate(
     llm = _open(
         model,
         demo,
-        _speculation(speculative_model, method, tree, tree_nodes, num_speculative_tokens, no_speculation),
+        _speculation(
+            {
+                "model": speculative_model,
+                "method": method,
+                "tree": tree,
+                "tree_nodes": tree_nodes,
+                "num_speculative_tokens": num_speculative_tokens,
+                "q_passes": q_passes,
+            },
+            no_speculation,
+        ),
         revision=revision,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
@@ -213,6 +225,7 @@ def chat(
     tree: TreeOption = None,
     tree_nodes: TreeNodesOption = None,
     num_speculative_tokens: DraftLengthOption = None,
+    q_passes: QPassesOption = None,
     no_speculation: PlainOption = False,
     max_model_len: ContextOption = None,
     tokenizer: TokenizerOption = None,
@@ -238,7 +251,17 @@ def chat(
     llm = _open(
         model,
         demo,
-        _speculation(speculative_model, method, tree, tree_nodes, num_speculative_tokens, no_speculation),
+        _speculation(
+            {
+                "model": speculative_model,
+                "method": method,
+                "tree": tree,
+                "tree_nodes": tree_nodes,
+                "num_speculative_tokens": num_speculative_tokens,
+                "q_passes": q_passes,
+            },
+            no_speculation,
+        ),
         revision=revision,
         max_model_len=max_model_len,
         max_num_seqs=1,
@@ -435,21 +458,7 @@ def _report_check(check: dict[str, Any] | None) -> None:
         )
 
 
-def _speculation(
-    model: str | None,
-    method: str | None,
-    tree: str | None,
-    tree_nodes: int | None,
-    num_speculative_tokens: int | None,
-    plain: bool,
-) -> dict[str, Any] | None:
-    given = {
-        "model": model,
-        "method": method,
-        "tree": tree,
-        "tree_nodes": tree_nodes,
-        "num_speculative_tokens": num_speculative_tokens,
-    }
+def _speculation(given: dict[str, Any], plain: bool) -> dict[str, Any] | None:
     config = {name: value for name, value in given.items() if value is not None}
     if plain and config:
         raise request_error(f"--no-speculation does not go with {', '.join(config)}")

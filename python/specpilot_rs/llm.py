@@ -26,10 +26,10 @@ from specpilot_rs.options import (
     EngineOptions,
     SamplingParams,
     SpeculativeConfig,
+    integers_of,
     nearest,
     refuse_unknown_options,
     shown,
-    token_ids_of,
     without_neutral,
 )
 from specpilot_rs.outputs import RequestOutput, StreamOutput
@@ -387,7 +387,7 @@ class LLM:
 
     def _checked_ids(self, token_ids: Sequence[int]) -> list[int]:
         vocab_size = int(self._plan["vocab_size"])
-        checked = token_ids_of(token_ids)
+        checked = integers_of(token_ids)
         if checked is None:
             raise RequestError(
                 "prompt_token_ids should be token ids, a list or array of integers, "

@@ -201,9 +201,13 @@ class EngineOptions:
     seed: int = _option(0, "Seed of requests that sample and bring none of their own.")
     num_threads: int | None = _option(None, "Worker threads on the CPU; all cores if omitted.")
     method: str | None = _option(None, "Drafter method; read from the drafter's checkpoint if omitted.")
-    num_speculative_tokens: int | None = _option(None, "Drafted positions; the drafter's block if omitted.")
+    num_speculative_tokens: int | Sequence[int] | None = _option(
+        None, "Drafted positions, or those of each draft; the drafter's block if omitted."
+    )
     tree: str | None = _option(None, "Tree policy; the best that the drafter's scores allow if omitted.")
-    tree_nodes: int | None = _option(None, "Rows verified at once, root included; 1 is plain decoding.")
+    tree_nodes: int | Sequence[int] | None = _option(
+        None, "Rows of a tree or of each pass's tree, root included; 1 is plain decoding."
+    )
     q_passes: int = _option(0, "Passes through the 8-bit view before the exact one.")
     verify_costs: Sequence[float] | None = _option(
         None, "Cost of a step that verifies 1, 2, ... rows; trees grow while rows pay."
@@ -223,12 +227,11 @@ class EngineOptions:
             ("max_model_len", MAX_INTEGER, True),
             ("max_num_seqs", MAX_INTEGER, False),
             ("num_threads", _MAX_THREADS, True),
-            ("num_speculative_tokens", MAX_INTEGER, True),
-            ("tree_nodes", _MAX_TREE_NODES, True),
         ):
             _set_integer(self, name, 1, most, _refuse_option, optional=optional)
         _set_integer(self, "q_passes", 0, _MAX_Q_PASSES, _refuse_option)
         _set_integer(self, "seed", 0, MAX_INTEGER, _refuse_option)
+        _set_sizes(self)
         share = self.gpu_memory_utilization
         _require(
             _is_number(share) and 0 < share <= 1,
@@ -236,6 +239,20 @@ class EngineOptions:
             "a number above 0 and at most 1",
             share,
         )
+
+
+def _set_sizes(options: EngineOptions | SpeculativeConfig) -> None:
+    """Checks what may be one number for all trees or one for each."""
+    for name, most in (("num_speculative_tokens", MAX_INTEGER), ("tree_nodes", _MAX_TREE_NODES)):
+        value = getattr(options, name)
+        sizes = integers_of(value)
+        if sizes is None:
+            _set_integer(options, name, 1, most, _refuse_option, optional=True)
+            continue
+        expected = f"an integer in 1..={most}, one for each of the {options.q_passes + 1} trees, or None"
+        fits = len(sizes) == options.q_passes + 1 and all(1 <= size <= most for size in sizes)
+        _require(fits, name, expected, value)
+        object.__setattr__(options, name, tuple(sizes))
 
 
 def _refuse_option(name: str, expected: str, got: object) -> NoReturn:
@@ -274,13 +291,18 @@ class SpeculativeConfig:
     method: str | None = _option(
         None, f"Drafter method: {', '.join(METHODS)}; found from the checkpoint if omitted."
     )
-    num_speculative_tokens: int | None = _option(
+    num_speculative_tokens: int | Sequence[int] | None = _option(
         None,
-        "Drafted positions, more or fewer than the drafter was trained for; its usual number if omitted.",
+        "Drafted positions, more or fewer than the drafter was trained for; its usual number if omitted. "
+        "With q_passes perhaps a list: one number for each draft.",
     )
     revision: str | None = _option(None, "Revision of the drafter on the hub.")
     tree: str | None = _option(None, f"Tree policy: {', '.join(TREES)}.")
-    tree_nodes: int | None = _option(None, "Rows verified at once, root included; 1 is plain decoding.")
+    tree_nodes: int | Sequence[int] | None = _option(
+        None,
+        "Rows verified at once, root included; 1 is plain decoding. With q_passes perhaps a list: one number "
+        "for the tree of each pass.",
+    )
     verify_costs: Sequence[float] | None = _option(
         None, "Measured cost of a step that verifies 1, 2, ... rows: trees grow only while rows pay."
     )
@@ -315,9 +337,8 @@ class SpeculativeConfig:
         for name in ("model", "revision"):
             value = getattr(self, name)
             _require(value is None or is_text(value), name, "a string", value)
-        _set_integer(self, "num_speculative_tokens", 1, MAX_INTEGER, _refuse_option, optional=True)
-        _set_integer(self, "tree_nodes", 1, _MAX_TREE_NODES, _refuse_option, optional=True)
         _set_integer(self, "q_passes", 0, _MAX_Q_PASSES, _refuse_option)
+        _set_sizes(self)
         for name in ("prompt_lookup_min", "prompt_lookup_max"):
             _set_integer(self, name, 1, _MAX_LOOKUP, _refuse_option, optional=True)
             _require(
@@ -440,7 +461,7 @@ class SamplingParams:
         stops = self.stop_strings
         if not all(is_text(text) and text for text in stops):
             _refuse("stop", "a non-empty string of valid Unicode or several", self.stop)
-        ids = token_ids_of(() if self.stop_token_ids is None else self.stop_token_ids)
+        ids = integers_of(() if self.stop_token_ids is None else self.stop_token_ids)
         if ids is None or not all(0 <= token <= MAX_INTEGER for token in ids):
             _refuse("stop_token_ids", "a list of token ids", self.stop_token_ids)
         object.__setattr__(self, "stop", stops)
@@ -479,7 +500,7 @@ class SamplingParams:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
-def token_ids_of(items: object) -> list[int] | None:
+def integers_of(items: object) -> list[int] | None:
     """Returns the integers of a list, a tuple or an integer array, or None for anything else."""
     if isinstance(items, str | bytes | bytearray) or not isinstance(items, Sequence):
         shape = getattr(items, "shape", None)

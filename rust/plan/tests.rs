@@ -11,7 +11,7 @@ use super::footprint::{Backend, Footprint, Holdings};
 use super::weight_bytes::{SizeBasis, WeightBytes, num_parameters};
 use super::*;
 use crate::convert::convert_model;
-use crate::error::{CheckpointError, ConfigError, Error};
+use crate::error::{CheckpointError, ConfigError, DrafterError, Error};
 use crate::options::{PromptLookup, WeightFormat};
 use crate::weights::Checkpoint;
 use crate::weights::inspect::inspect;
@@ -42,9 +42,9 @@ pub(crate) fn options(max_num_seqs: usize) -> EngineOptions {
         num_threads: None,
         extra_eos_token_ids: vec![],
         method: None,
-        num_speculative_tokens: None,
+        num_speculative_tokens: Vec::new(),
         tree: None,
-        tree_nodes: None,
+        tree_nodes: Vec::new(),
         q_passes: 0,
         verify_costs: None,
         min_confidence: 0.0,
@@ -244,7 +244,7 @@ fn a_drafter_is_planned_from_its_config() {
         bytes.slot
     );
     assert_eq!(plan.bf16.footprint.page_bytes(), 64 * 65_536);
-    assert_eq!(plan.limits.tree.tree_nodes, 32);
+    assert_eq!(plan.limits.speculation.trees[0].tree_nodes, 32);
     let demo = demo_target();
     let other = Setting {
         drafter: Some(&drafter),

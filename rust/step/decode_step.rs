@@ -6,7 +6,7 @@ use crate::drafter::Drafter;
 use crate::drafter::proposal::Proposal;
 use crate::error::Result;
 use crate::model::decoder::Decoder;
-use crate::options::speculation::TreePlan;
+use crate::options::speculation::{SpeculationPlan, TreePlan};
 use crate::request::Request;
 
 use super::grow::TreeGrower;
@@ -48,14 +48,14 @@ pub struct DraftWorkspace {
 pub fn decode_step(
     pair: &mut ModelPair,
     requests: &mut [Request],
-    plan: &TreePlan,
+    plan: &SpeculationPlan,
     batch: Batch,
 ) -> Result<Committed> {
     let stems = draft::stems(pair, batch);
-    let mut trees = draft_trees(pair, plan, stems)?;
-    for _ in 0..plan.q_passes {
+    let mut trees = draft_trees(pair, &plan.trees[0], stems)?;
+    for next in &plan.trees[1..] {
         let marked = q_pass::mark(pair, requests, trees)?;
-        trees = draft_trees(pair, plan, marked)?;
+        trees = draft_trees(pair, next, marked)?;
     }
     let verified = verify::verify(pair, requests, trees)?;
     let accepted = accept::accept(requests, verified);
