@@ -201,7 +201,7 @@ impl Head {
             },
         )?;
         let counts = |(survivors, fell_back): (u32, bool)| ScreenCounts {
-            num_rows: usize::from(scores == HeadScores::Logits),
+            num_rows: 1,
             num_survivors: if fell_back { 0 } else { survivors as usize },
             num_fallbacks: usize::from(fell_back),
         };
