@@ -78,6 +78,9 @@ pub struct RoundRecord {
     draft_token_ids: Vec<u32>,
     parents: Vec<i64>,
     num_accepted: usize,
+    num_marked: usize,
+    greedy_token_ids: Vec<u32>,
+    candidate_token_ids: Vec<Vec<u32>>,
 }
 
 impl RoundRecord {
@@ -93,6 +96,9 @@ impl RoundRecord {
                 .map(|parent| parent.map_or(-1, |p| p as i64))
                 .collect(),
             num_accepted: pass.num_accepted,
+            num_marked: pass.num_marked,
+            greedy_token_ids: drafts.offer.greedy_token_ids,
+            candidate_token_ids: drafts.offer.candidate_token_ids,
         })
     }
 }
