@@ -160,6 +160,16 @@ impl DrafterConfig {
         }
     }
 
+    /// Parents per position and children of each, for a tree of `tree_nodes` rows. Larger trees find use for unlikelier
+    /// parents; EAGLE-3, whose scores of unlikely siblings are too high and which pays a row of a forward for each
+    /// parent, for fewer than others. Measured: benches/record/2026-11-29-acceptance-report.md.
+    pub fn usual_width(&self, tree_nodes: usize) -> usize {
+        match self {
+            Self::Eagle3(_) => (tree_nodes / 8).clamp(4, 8),
+            Self::Block(_) | Self::Ngram(_) => (tree_nodes / 4).clamp(8, 16),
+        }
+    }
+
     /// Whether tokens can be scored position by position, whatever comes before.
     pub fn has_marginal_scores(&self) -> bool {
         matches!(self, Self::Block(_))

@@ -14,11 +14,6 @@ use crate::options::speculation::{
 /// Rows of a tree when nothing is said: acceptance gains little beyond, cost grows with every row.
 const USUAL_TREE_NODES: usize = 32;
 
-/// Parents per position, and children of each, where conditional scores cost the drafter work. EAGLE-2 takes 10; on the
-/// demo pair 4 accepts more with trees of 32 rows (DSpark 4.87 against 4.75 tokens a pass, EAGLE-3 5.55 against 5.30),
-/// as scores of unlikely siblings are too high, and it costs less.
-const USUAL_WIDTH: usize = 4;
-
 /// Resolves what `options` ask for where exact passes take `head`; without a drafter that is plain decoding.
 ///
 /// # Errors
@@ -68,7 +63,9 @@ pub(super) fn resolve(
         let most = tree_nodes.saturating_sub(1).max(1);
         let width = match (policy, scores) {
             (_, DraftScores::Greedy) => 1,
-            (TreePolicy::Eagle, _) | (_, DraftScores::Conditional) => USUAL_WIDTH.min(most),
+            (TreePolicy::Eagle, _) | (_, DraftScores::Conditional) => {
+                drafter.usual_width(tree_nodes).min(most)
+            }
             (_, DraftScores::Marginal) => most,
         };
         Ok(TreePlan {

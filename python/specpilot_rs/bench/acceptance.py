@@ -62,9 +62,10 @@ class Configuration:
         return configuration_name(self.drafter, asked.tree or "usual tree", asked.tree_nodes, asked.q_passes)
 
 
-def configuration_name(drafter: str, tree: str, tree_nodes: int | None, q_passes: int) -> str:
+def configuration_name(drafter: str, tree: str, tree_nodes: int | Sequence[int] | None, q_passes: int) -> str:
     """Returns a configuration's name, such as "dflash2 conditional 32 + 1Q"."""
-    words = [drafter, tree] + ([] if tree_nodes is None else [str(tree_nodes)])
+    sizes = [] if tree_nodes is None else [tree_nodes] if isinstance(tree_nodes, int) else tree_nodes
+    words = [drafter, tree] + ["/".join(map(str, sizes))] * bool(sizes)
     return " ".join(words + ([f"+ {q_passes}Q"] if q_passes else []))
 
 
