@@ -46,8 +46,8 @@ pub fn bench(c: &mut Criterion) {
                         Buffer::from_slice(&vec![0.1_f32; num_levels * rank]),
                     )
                 });
-                let mut token_ids = device.alloc::<u32>(num_levels * TOP_K);
-                let mut log_probs = device.alloc::<f32>(num_levels * TOP_K * TOP_K);
+                let mut token_ids = device.try_alloc::<u32>(num_levels * TOP_K).unwrap();
+                let mut log_probs = device.try_alloc::<f32>(num_levels * TOP_K * TOP_K).unwrap();
                 b.iter(|| {
                     let args = DraftSelectArgs {
                         logits,

@@ -24,7 +24,7 @@ pub fn bench(c: &mut Criterion) {
         let token_ids: Vec<u32> = (0..num_rows)
             .map(|i| (i * 7919 % vocab_size) as u32)
             .collect();
-        let mut y = device.alloc(num_rows * width);
+        let mut y = device.try_alloc(num_rows * width).unwrap();
         group.throughput(Throughput::Bytes(
             (num_rows * width * size_of::<bf16>()) as u64,
         ));

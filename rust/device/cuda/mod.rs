@@ -25,11 +25,12 @@ use crate::error::DeviceError;
 pub use cache::CubinCache;
 pub use compiler::{Arch, Compiled, compile, compiler_version};
 pub use launch::{Launch, Shape};
-pub use probe::{MIN_DRIVER_VERSION, num_devices};
+pub use probe::{GpuFacts, MIN_DRIVER_VERSION, free_bytes, gpu_facts, is_usable, num_devices};
 pub use source::{KERNEL_SOURCES, KernelSource};
 
 /// One GPU, its stream and the kernels compiled for it.
 pub struct CudaDevice {
+    ordinal: usize,
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     /// Threads for loading and packing.
@@ -55,18 +56,12 @@ pub struct Limits {
 }
 
 impl CudaDevice {
-    /// Opens GPU `ordinal`.
+    /// Opens GPU `ordinal`; `host` loads and packs for it.
     ///
     /// # Errors
     /// [`DeviceError`] when there is no driver, it is too old, there is no such GPU, or no kernel runs on it.
-    pub fn new(ordinal: usize) -> Result<Self, DeviceError> {
-        let num_devices = probe::num_devices()?;
-        if ordinal >= num_devices {
-            return Err(DeviceError::NoSuchGpu {
-                ordinal,
-                num_devices,
-            });
-        }
+    pub fn new(ordinal: usize, host: HostDevice) -> Result<Self, DeviceError> {
+        probe::check_ordinal(ordinal)?;
         let context = CudaContext::new(ordinal).map_err(driver("opening the GPU"))?;
         // SAFETY: all work of this device goes to its one stream, in order; no event is needed to order it.
         unsafe { context.disable_event_tracking() };
@@ -88,7 +83,8 @@ impl CudaDevice {
             has_clusters: major >= 9,
         };
         Ok(Self {
-            host: HostDevice::new(None)?,
+            ordinal,
+            host,
             arch: Arch::of_gpu(major, minor)?,
             cache: CubinCache::in_user_folder(),
             modules: Mutex::default(),
@@ -98,6 +94,11 @@ impl CudaDevice {
             context,
             stream,
         })
+    }
+
+    /// The GPU's index.
+    pub fn ordinal(&self) -> usize {
+        self.ordinal
     }
 
     /// The GPU's own name.
@@ -135,6 +136,18 @@ impl CudaDevice {
         self.bytes_allocated.load(Ordering::Relaxed)
     }
 
+    /// Bytes of the GPU's memory that are free, and all of them.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub fn memory_bytes(&self) -> Result<(u64, u64), DeviceError> {
+        let (free, total) = self
+            .context
+            .mem_get_info()
+            .map_err(driver("reading the GPU's free memory"))?;
+        Ok((free as u64, total as u64))
+    }
+
     /// Waits for all work.
     ///
     /// # Errors
@@ -153,11 +166,11 @@ impl CudaDevice {
         // The driver refuses empty allocations.
         let num_bytes = (len * size_of::<T>()).max(1);
         let slice = self.stream.alloc_zeros::<u8>(num_bytes).map_err(|_| {
-            let (free, total) = self.context.mem_get_info().unwrap_or((0, 0));
+            let (free_bytes, total_bytes) = self.memory_bytes().unwrap_or((0, 0));
             DeviceError::OutOfMemory {
                 num_bytes: num_bytes as u64,
-                free_bytes: free as u64,
-                total_bytes: total as u64,
+                free_bytes,
+                total_bytes,
             }
         })?;
         self.bytes_allocated

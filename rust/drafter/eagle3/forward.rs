@@ -38,15 +38,18 @@ pub(super) struct Entry<B = Buffer<f32>> {
 
 impl<B> Entry<B> {
     /// What `rows` makes of each buffer's values per row.
-    pub(super) fn with(config: &Eagle3Config, mut rows: impl FnMut(usize) -> B) -> Self {
+    pub(super) fn with<E>(
+        config: &Eagle3Config,
+        mut rows: impl FnMut(usize) -> Result<B, E>,
+    ) -> Result<Self, E> {
         let hidden = config.hidden_size;
-        Self {
-            embedded: rows(hidden),
-            normed: [rows(hidden), rows(hidden)],
-            joined: rows(2 * hidden),
-            k: rows(config.kv_dim()),
-            v: rows(config.kv_dim()),
-        }
+        Ok(Self {
+            embedded: rows(hidden)?,
+            normed: [rows(hidden)?, rows(hidden)?],
+            joined: rows(2 * hidden)?,
+            k: rows(config.kv_dim())?,
+            v: rows(config.kv_dim())?,
+        })
     }
 }
 
@@ -67,19 +70,22 @@ pub(super) struct Pass<B = Buffer<f32>> {
 
 impl<B> Pass<B> {
     /// What `rows` makes of each buffer's values per row.
-    pub(super) fn with(config: &Eagle3Config, mut rows: impl FnMut(usize) -> B) -> Self {
+    pub(super) fn with<E>(
+        config: &Eagle3Config,
+        mut rows: impl FnMut(usize) -> Result<B, E>,
+    ) -> Result<Self, E> {
         let hidden = config.hidden_size;
-        Self {
-            features: rows(hidden),
-            entry: Entry::with(config, &mut rows),
-            q: rows(config.q_dim()),
-            attended: rows(config.q_dim()),
-            residual: rows(hidden),
-            normed: rows(hidden),
-            gate: rows(config.intermediate_size),
-            up: rows(config.intermediate_size),
-            hidden: rows(hidden),
-        }
+        Ok(Self {
+            features: rows(hidden)?,
+            entry: Entry::with(config, &mut rows)?,
+            q: rows(config.q_dim())?,
+            attended: rows(config.q_dim())?,
+            residual: rows(hidden)?,
+            normed: rows(hidden)?,
+            gate: rows(config.intermediate_size)?,
+            up: rows(config.intermediate_size)?,
+            hidden: rows(hidden)?,
+        })
     }
 }
 
@@ -90,11 +96,11 @@ pub(super) struct Tail {
 }
 
 impl Tail {
-    pub(super) fn new(device: &Device, len: usize) -> Self {
-        Self {
-            k: device.alloc(len),
-            v: device.alloc(len),
-        }
+    pub(super) fn new(device: &Device, len: usize) -> Result<Self> {
+        Ok(Self {
+            k: device.try_alloc(len)?,
+            v: device.try_alloc(len)?,
+        })
     }
 }
 

@@ -146,6 +146,14 @@ fn packed(weight: &PyReadonlyArray2<'_, u16>) -> PyResult<PackedBf16> {
     Ok(PackedBf16::pack(weights, shape.nrows(), shape.ncols()))
 }
 
+/// Likewise, in the memory of `device`.
+fn packed_on(device: &Device, weight: &PyReadonlyArray2<'_, u16>) -> PyResult<PackedBf16> {
+    let shape = weight.as_array();
+    let weights: &[bf16] = weight.as_slice()?.reinterpret_cast();
+    let packed = PackedBf16::pack_on(device, weights, shape.nrows(), shape.ncols());
+    Ok(packed.map_err(Error::from)?)
+}
+
 /// The first elements of a buffer as an array of `shape`.
 fn array<Sh: IntoDimension>(buffer: &Buffer<f32>, shape: Sh) -> PyResult<Array<f32, Sh::Dim>> {
     let shape = shape.into_dimension();
