@@ -8,6 +8,7 @@ use crate::cache::slots::SequenceCaches;
 use crate::device::Device;
 use crate::drafter::{self, PairFiles, config::DrafterConfig};
 use crate::error::{RequestError, Result};
+use crate::kernels::paths::RowPaths;
 use crate::kernels::sample_rows::philox::request_seed;
 use crate::model::config::ModelConfig;
 use crate::model::decoder::Decoder;
@@ -129,12 +130,14 @@ impl Engine {
         let (head, max_rows) = (plan.limits.head, plan.limits.max_step_rows);
         let target =
             device.install(|| Decoder::new(config, weights, taps, head, max_rows, &device));
+        let paths = RowPaths::with_capacity(&device, max_rows, sizes.num_pages)?;
         Ok(Self {
             pair: ModelPair {
                 device,
                 target,
                 caches,
                 drafter,
+                paths,
                 workspace: DraftWorkspace::default(),
             },
             draft_config,
