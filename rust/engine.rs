@@ -8,6 +8,7 @@ use crate::cache::slots::SequenceCaches;
 use crate::device::{Backend, Device};
 use crate::drafter::{self, PairFiles, config::DrafterConfig};
 use crate::error::{DeviceError, Error, KernelError, RequestError, Result};
+use crate::kernels::paths::RowPaths;
 use crate::kernels::sample_rows::philox::request_seed;
 use crate::model::config::ModelConfig;
 use crate::model::decoder::Decoder;
@@ -121,12 +122,14 @@ impl Planned<'_> {
         let (head, max_rows) = (plan.limits.head, plan.limits.max_step_rows);
         let target =
             device.install(|| Decoder::new(config, weights, taps, head, max_rows, &device))?;
+        let paths = RowPaths::with_capacity(&device, max_rows, sizes.num_pages)?;
         Ok(Engine {
             pair: ModelPair {
                 device,
                 target,
                 caches,
                 drafter,
+                paths,
                 workspace: DraftWorkspace::default(),
             },
             draft_config,

@@ -6,7 +6,6 @@
 use crate::device::{Buffer, Device};
 use crate::error::{DeviceError, KernelError};
 use crate::kernels::gdn_wy::GdnShape;
-use crate::kernels::paths::RowPaths;
 use crate::kernels::tree_attention::KV_BLOCK;
 
 use super::gdn_state::GdnCache;
@@ -160,17 +159,9 @@ impl SequenceCaches {
         self.index_in_kind[layer]
     }
 
-    /// The page table of each segment of a pass.
-    pub fn page_tables(&self, paths: &RowPaths) -> Vec<&[u32]> {
-        paths
-            .segments()
-            .iter()
-            .map(|segment| {
-                self.page_tables[segment.slot]
-                    .as_deref()
-                    .unwrap_or_default()
-            })
-            .collect()
+    /// Pages of `slot`, one per 64 positions; none while it is free.
+    pub fn pages(&self, slot: usize) -> &[u32] {
+        self.page_tables[slot].as_deref().unwrap_or_default()
     }
 
     pub(crate) fn pages_mut(

@@ -58,6 +58,10 @@ pub(super) struct Eagle3 {
     token_ids: Buffer<u32>,
     log_probs: Buffer<f32>,
     beam: Beam,
+    /// Rows of the depth being drafted.
+    paths: RowPaths,
+    /// Rows of the depth before.
+    paths_before: RowPaths,
 }
 
 #[derive(Clone, Default)]
@@ -149,6 +153,7 @@ impl Eagle3 {
     ) -> Result<Self> {
         let num_rows = sizes.num_slots * sizes.width;
         let num_children = num_rows * sizes.width;
+        let paths = || RowPaths::with_capacity(device, num_rows, sizes.num_pages);
         Ok(Self {
             taps,
             weights: Eagle3Weights::load(device, dir, config, sizes.vocab_size)?,
@@ -166,6 +171,8 @@ impl Eagle3 {
             token_ids: device.try_alloc(num_children)?,
             log_probs: device.try_alloc(num_children)?,
             beam: Beam::new(Merging::Never),
+            paths: paths()?,
+            paths_before: paths()?,
             config: config.clone(),
             sizes,
         })
@@ -351,38 +358,41 @@ impl Drafter for Eagle3 {
             weights: &self.weights,
             inverse_frequencies: &self.inverse_frequencies,
         };
-        let mut before: Option<RowPaths> = None;
         let mut num_tail_rows = 0;
-        for _ in 0..wanted.num_draft_tokens {
+        for depth in 0..wanted.num_draft_tokens {
             let nodes = self.beam.nodes();
             if nodes.is_empty() {
                 break;
             }
-            if before.is_some() {
+            if depth > 0 {
                 let parent_rows: Vec<u32> =
                     nodes.iter().map(|node| node.parent_row as u32).collect();
                 self.pass.follow(&layer, &parent_rows)?;
             }
-            let mut paths = RowPaths::new();
-            let mut tables = Vec::new();
+            std::mem::swap(&mut self.paths, &mut self.paths_before);
+            self.paths.clear();
             let mut row = 0;
             for of_request in nodes.chunk_by(|a, b| a.request == b.request) {
                 let anchor = &anchors[of_request[0].request];
-                tables.push(&self.slots[anchor.slot].page_table[..]);
+                let pages = &self.slots[anchor.slot].page_table;
+                let before = &self.paths_before;
                 let queries = of_request.iter().map(|node| {
-                    let path = before
-                        .as_ref()
-                        .map_or(&[][..], |paths| paths.path(node.parent_row));
+                    let path = match depth {
+                        0 => &[],
+                        _ => before.path(node.parent_row),
+                    };
                     row += 1;
                     (path, (num_tail_rows + row - 1) as u32)
                 });
-                paths.push_queries(anchor.slot, anchor.position - 1, queries)?;
+                let committed_len = anchor.position - 1;
+                self.paths
+                    .push_queries(anchor.slot, committed_len, pages, queries)?;
             }
+            self.paths.finish(device)?;
             let token_ids: Vec<u32> = nodes.iter().map(|node| node.token_id).collect();
             let embed = self.weights.embed.as_ref().unwrap_or(&target.embed);
             let context = TreeContext {
-                paths: &paths,
-                page_tables: &tables,
+                paths: &self.paths,
                 pages: (self.cache.k(0), self.cache.v(0)),
                 first_tail_row: num_tail_rows,
             };
@@ -413,7 +423,6 @@ impl Drafter for Eagle3 {
                 log_probs: &self.log_probs.host()[..num_children],
             };
             self.beam.advance(proposals, &children, width);
-            before = Some(paths);
         }
         Ok(())
     }

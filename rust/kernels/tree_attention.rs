@@ -34,9 +34,7 @@ pub struct TreeAttentionArgs<'a> {
     pub k_pages: &'a Buffer<f32>,
     /// Committed values, laid out like the keys.
     pub v_pages: &'a Buffer<f32>,
-    /// Pages of each segment of `paths`, one per 64 committed positions.
-    pub page_tables: &'a [&'a [u32]],
-    /// The rows of the pass.
+    /// The rows of the pass, with the pages of what is committed before them.
     pub paths: &'a RowPaths,
     /// Query heads; query head h reads kv head `h / (q_heads / kv_heads)`.
     pub q_heads: usize,
@@ -74,16 +72,16 @@ impl Kernel for TreeAttention {
         check_len(name, "q", args.q.len(), q_len)?;
         check_len(name, "k_tail", args.k_tail.len(), kv_len)?;
         check_len(name, "v_tail", args.v_tail.len(), kv_len)?;
-        check_len(name, "page_tables", args.page_tables.len(), segments.len())?;
         let page_len = args.kv_heads * KV_BLOCK * args.head_dim;
         let num_pages = args.k_pages.len().min(args.v_pages.len()) / page_len;
-        for (segment, table) in segments.iter().zip(args.page_tables) {
+        for segment in segments {
+            let table = args.paths.pages(segment);
             let needed = segment.committed_len.div_ceil(KV_BLOCK);
-            check_len(name, "page_tables", table.len(), needed)?;
+            check_len(name, "pages", table.len(), needed)?;
             if let Some(&page) = table[..needed].iter().find(|&&p| p as usize >= num_pages) {
                 return Err(KernelError::OutOfRange {
                     kernel: name,
-                    argument: "page_tables",
+                    argument: "pages",
                     bound: num_pages,
                     got: page as usize,
                 });
@@ -105,17 +103,17 @@ impl Kernel for TreeAttention {
             .enumerate()
             .map(|(i, out)| {
                 let (row, head) = (i / kv_heads, i % kv_heads);
-                let end = args.paths.positions()[row] as usize + 1;
+                let end = args.paths.position(row) + 1;
                 let first = args.window.map_or(0, |window| end.saturating_sub(window));
                 num_keys += end - first;
-                let segment = segment_of_row[row];
+                let segment = &args.paths.segments()[segment_of_row[row]];
                 RowHead {
                     q: &args.q.host()[i * group_len..][..group_len],
                     keys: Positions {
                         pages: args.k_pages.host(),
                         tail: args.k_tail.host(),
-                        page_table: args.page_tables[segment],
-                        committed_len: args.paths.segments()[segment].committed_len,
+                        page_table: args.paths.pages(segment),
+                        committed_len: segment.committed_len,
                         path: args.paths.path(row),
                         kv_heads,
                         head,

@@ -5,6 +5,7 @@ use crate::device::Device;
 use crate::drafter::Drafter;
 use crate::drafter::proposal::Proposal;
 use crate::error::Result;
+use crate::kernels::paths::RowPaths;
 use crate::model::decoder::Decoder;
 use crate::options::speculation::TreePlan;
 use crate::request::Request;
@@ -24,6 +25,8 @@ pub struct ModelPair {
     pub caches: SequenceCaches,
     /// Proposes tokens; `None` = plain decoding.
     pub drafter: Option<Box<dyn Drafter>>,
+    /// Rows of the last forward of the target.
+    pub paths: RowPaths,
     /// What drafting and growing use again every step.
     pub workspace: DraftWorkspace,
 }

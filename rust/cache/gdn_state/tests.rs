@@ -90,12 +90,17 @@ impl Model {
     /// each row gave, and the pass's buffers for committing.
     fn pass(&self, cache: &mut GdnCache, segments: &[SegmentRows<'_>]) -> Pass {
         let shape = &self.shape;
-        let mut paths = RowPaths::new();
+        let mut paths = RowPaths::default();
         let mut inputs: Vec<&Input> = vec![];
         for (slot, parents, rows) in segments {
             let committed_len = cache.slots[*slot].committed_len;
-            paths.push_segment(*slot, committed_len, parents).unwrap();
-            let last = paths.positions()[inputs.len()..].iter().max().unwrap();
+            paths
+                .push_segment(*slot, committed_len, &[], parents)
+                .unwrap();
+            let last = paths.positions().values()[inputs.len()..]
+                .iter()
+                .max()
+                .unwrap();
             cache.prepare(&self.device, *slot, *last as usize).unwrap();
             inputs.extend(rows.iter());
         }

@@ -108,8 +108,6 @@ impl Tail {
 pub(super) struct TreeContext<'a> {
     /// Through rows of the tail.
     pub(super) paths: &'a RowPaths,
-    /// One per request.
-    pub(super) page_tables: &'a [&'a [u32]],
     /// Keys and values of committed positions.
     pub(super) pages: (&'a Buffer<f32>, &'a Buffer<f32>),
     /// The first of this depth's rows of the tail.
@@ -243,7 +241,7 @@ impl Pass {
             ..
         } = *layer;
         let num_rows = token_ids.len();
-        let positions = context.paths.positions();
+        let positions = context.paths.positions().values();
         layer.enter(token_ids, embed, &self.features, positions, &mut self.entry)?;
         for (from, to) in [(&self.entry.k, &mut tail.k), (&self.entry.v, &mut tail.v)] {
             let len = num_rows * config.kv_dim();
@@ -263,7 +261,6 @@ impl Pass {
                 v_tail: &tail.v,
                 k_pages: context.pages.0,
                 v_pages: context.pages.1,
-                page_tables: context.page_tables,
                 paths: context.paths,
                 q_heads: config.num_heads,
                 kv_heads: config.num_kv_heads,

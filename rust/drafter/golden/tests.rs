@@ -89,8 +89,10 @@ fn taps(layers: &[usize], token_ids: &[u32]) -> Vec<Buffer<f32>> {
     for (chunk_index, chunk) in token_ids.chunks(32).enumerate() {
         let first = 32 * chunk_index;
         let parents: Vec<_> = (0..chunk.len()).map(|i: usize| i.checked_sub(1)).collect();
-        let mut paths = RowPaths::new();
-        paths.push_segment(slot, first, &parents).unwrap();
+        let mut paths = RowPaths::default();
+        let pages = caches.pages(slot);
+        paths.push_segment(slot, first, pages, &parents).unwrap();
+        paths.finish(device).unwrap();
         caches
             .prepare(device, slot, first + chunk.len() - 1)
             .unwrap();

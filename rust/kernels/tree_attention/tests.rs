@@ -81,8 +81,8 @@ impl Model {
                 let values: Vec<f32> = inputs.iter().flat_map(|row| row[i].clone()).collect();
                 Buffer::from_slice(&values)
             });
-            let mut paths = RowPaths::new();
-            paths.push_segment(0, len, &tree.parents).unwrap();
+            let mut paths = RowPaths::default();
+            paths.push_segment(0, len, &table, &tree.parents).unwrap();
             let mut out = Buffer::from_slice(&vec![f32::NAN; q.len()]);
             let args = TreeAttentionArgs {
                 q: &q,
@@ -90,7 +90,6 @@ impl Model {
                 v_tail: &v,
                 k_pages: cache.k(0),
                 v_pages: cache.v(0),
-                page_tables: &[&table],
                 paths: &paths,
                 q_heads: self.q_heads,
                 kv_heads: self.kv_heads,
@@ -229,10 +228,10 @@ fn pages_that_are_missing_or_foreign_are_refused() {
     let model = Model::new(23, 16, None);
     let rows: Buffer<f32> = model.device.try_alloc(6 * 16).unwrap();
     let pages: Buffer<f32> = model.device.try_alloc(4 * 2 * KV_BLOCK * 16).unwrap();
-    let mut paths = RowPaths::new();
-    paths.push_segment(0, 65, &[None]).unwrap();
     let check = |table: &[u32], window| {
         let mut out: Buffer<f32> = model.device.try_alloc(6 * 16).unwrap();
+        let mut paths = RowPaths::default();
+        paths.push_segment(0, 65, table, &[None]).unwrap();
         TreeAttention::run(
             &model.device,
             TreeAttentionArgs {
@@ -241,7 +240,6 @@ fn pages_that_are_missing_or_foreign_are_refused() {
                 v_tail: &rows,
                 k_pages: &pages,
                 v_pages: &pages,
-                page_tables: &[table],
                 paths: &paths,
                 q_heads: 6,
                 kv_heads: 2,
@@ -256,7 +254,7 @@ fn pages_that_are_missing_or_foreign_are_refused() {
     assert!(matches!(
         check(&[0], None),
         Err(KernelError::BufferTooShort {
-            argument: "page_tables",
+            argument: "pages",
             expected: 2,
             got: 1,
             ..

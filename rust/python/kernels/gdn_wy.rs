@@ -3,7 +3,7 @@
 use numpy::{IntoPyArray, PyArray2, PyReadonlyArray1, PyReadonlyArray2, PyReadonlyArrayDyn};
 use pyo3::prelude::*;
 
-use super::{SegmentTuple, array, buffer, nan_buffer, row_paths, run};
+use super::{SegmentTuple, array, buffer, device, nan_buffer, row_paths, run};
 use crate::kernels::gdn_wy::{
     GdnLayerCache, GdnShape, GdnTail, GdnWeights, GdnWy, GdnWyArgs, anchor_of,
 };
@@ -92,7 +92,7 @@ pub(super) fn gdn_wy<'py>(
             z: &buffer(&z)?,
             a: &buffer(&a)?,
             b: &buffer(&b)?,
-            paths: &row_paths(&segments)?,
+            paths: &row_paths(device()?, &segments, &[])?,
             cache: &layer_cache(&cache)?,
             tail: &mut tail,
             y: &mut y,

@@ -164,14 +164,16 @@ fn array<Sh: IntoDimension>(buffer: &Buffer<f32>, shape: Sh) -> PyResult<Array<f
 /// A request's part of a pass: slot, committed length, and each row's parent within the segment, -1 for none.
 type SegmentTuple = (usize, usize, Vec<i64>);
 
-/// Packs segments in the order given.
-fn row_paths(segments: &[SegmentTuple]) -> PyResult<RowPaths> {
-    let mut paths = RowPaths::new();
-    for (slot, committed_len, parents) in segments {
+/// Packs segments in the order given for `device`; `pages` holds those of each, if any kernel looks there.
+fn row_paths(device: &Device, segments: &[SegmentTuple], pages: &[Vec<u32>]) -> PyResult<RowPaths> {
+    let mut paths = RowPaths::default();
+    for (i, (slot, committed_len, parents)) in segments.iter().enumerate() {
+        let pages = pages.get(i).map_or(&[][..], Vec::as_slice);
         let parents: Vec<_> = parents.iter().map(|&p| usize::try_from(p).ok()).collect();
         paths
-            .push_segment(*slot, *committed_len, &parents)
+            .push_segment(*slot, *committed_len, pages, &parents)
             .map_err(refused)?;
     }
+    paths.finish(device).map_err(Error::from)?;
     Ok(paths)
 }

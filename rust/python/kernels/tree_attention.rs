@@ -3,7 +3,7 @@
 use numpy::{IntoPyArray, PyArray3, PyReadonlyArray3, PyReadonlyArray4};
 use pyo3::prelude::*;
 
-use super::{SegmentTuple, array, buffer, nan_buffer, row_paths, run};
+use super::{SegmentTuple, array, buffer, device, nan_buffer, row_paths, run};
 use crate::kernels::tree_attention::{TreeAttention, TreeAttentionArgs};
 
 /// Attention of `q` `[rows, q_heads, head_dim]`; `segments` holds `(slot, committed_len, parents)` with parent -1 for
@@ -24,7 +24,6 @@ pub(super) fn tree_attention<'py>(
     window: Option<usize>,
 ) -> PyResult<Bound<'py, PyArray3<f32>>> {
     let shape = q.as_array().dim();
-    let page_tables: Vec<&[u32]> = page_tables.iter().map(Vec::as_slice).collect();
     let mut out = nan_buffer(shape.0 * shape.1 * shape.2);
     run::<TreeAttention>(
         py,
@@ -34,8 +33,7 @@ pub(super) fn tree_attention<'py>(
             v_tail: &buffer(&v_tail)?,
             k_pages: &buffer(&k_pages)?,
             v_pages: &buffer(&v_pages)?,
-            page_tables: &page_tables,
-            paths: &row_paths(&segments)?,
+            paths: &row_paths(device()?, &segments, &page_tables)?,
             q_heads: shape.1,
             kv_heads: k_tail.as_array().dim().1,
             head_dim: shape.2,
