@@ -7,24 +7,22 @@
 mod cache;
 mod compiler;
 mod launch;
+mod loaded;
 mod probe;
 mod source;
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUfunction_attribute_enum};
-use cudarc::driver::{
-    CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, DriverError,
-};
-use cudarc::nvrtc::Ptx;
+use cudarc::driver::sys::CUdevice_attribute as Attribute;
+use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream, DevicePtr, DriverError};
 
 use super::{Element, HostDevice};
 use crate::error::DeviceError;
 pub use cache::CubinCache;
 pub use compiler::{Arch, Compiled, compile, compiler_version};
 pub use launch::{Launch, Shape};
+use loaded::LoadedKernels;
 pub use probe::{GpuFacts, MIN_DRIVER_VERSION, free_bytes, gpu_facts, is_usable, num_devices};
 pub use source::{KERNEL_SOURCES, KernelSource};
 
@@ -36,8 +34,7 @@ pub struct CudaDevice {
     /// Threads for loading and packing.
     host: HostDevice,
     arch: Arch,
-    cache: CubinCache,
-    modules: Mutex<HashMap<&'static str, Arc<CudaModule>>>,
+    kernels: LoadedKernels,
     limits: Limits,
     bytes_allocated: AtomicU64,
     /// The last is in use; those before are kept for graphs that were captured with them.
@@ -86,8 +83,7 @@ impl CudaDevice {
             ordinal,
             host,
             arch: Arch::of_gpu(major, minor)?,
-            cache: CubinCache::in_user_folder(),
-            modules: Mutex::default(),
+            kernels: LoadedKernels::new(CubinCache::in_user_folder()),
             limits,
             bytes_allocated: AtomicU64::new(0),
             scratch: Mutex::default(),
@@ -202,10 +198,7 @@ impl CudaDevice {
         function: &CudaFunction,
         num_bytes: usize,
     ) -> Result<(), DeviceError> {
-        let attribute = CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        function
-            .set_attribute(attribute, i32::try_from(num_bytes).unwrap_or(i32::MAX))
-            .map_err(driver("raising a kernel's shared memory"))
+        self.kernels.allow_shared_bytes(function, num_bytes)
     }
 
     /// Kernel `name` of `source`, compiled now if it was never before.
@@ -217,33 +210,8 @@ impl CudaDevice {
         source: &'static KernelSource,
         name: &str,
     ) -> Result<CudaFunction, DeviceError> {
-        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        let module = match modules.get(source.stem) {
-            Some(module) => module.clone(),
-            None => {
-                let module = self.load_module(source)?;
-                modules.insert(source.stem, module.clone());
-                module
-            }
-        };
-        drop(modules);
-        module
-            .load_function(name)
-            .map_err(driver("looking a kernel up"))
-    }
-
-    fn load_module(&self, source: &KernelSource) -> Result<Arc<CudaModule>, DeviceError> {
-        let load = |cubin: Vec<u8>| self.context.load_module(Ptx::from_binary(cubin));
-        let compiled = self.cache.get_or_compile(source, self.arch)?;
-        match load(compiled.cubin) {
-            Ok(module) => Ok(module),
-            // A file that passed its checksum but not the driver: made elsewhere, by another compiler. Once more, fresh.
-            Err(_) if compiled.was_cached => {
-                let fresh = self.cache.recompile(source, self.arch)?;
-                load(fresh.cubin).map_err(driver("loading a module"))
-            }
-            Err(error) => Err(driver("loading a module")(error)),
-        }
+        self.kernels
+            .function(&self.context, self.arch, source, name)
     }
 }
 
