@@ -4,7 +4,7 @@
 //! log entries, convolution inputs) stays in the [`PassTail`] until the next forward.
 
 use crate::cache::slots::SequenceCaches;
-use crate::device::{Buffer, Device};
+use crate::device::{Buffer, Device, Staged};
 use crate::error::{KernelError, Result};
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::Epilogue;
@@ -75,6 +75,7 @@ pub struct Decoder {
     weights: DecoderWeights,
     inverse_frequencies: Buffer<f32>,
     tap_layers: Vec<usize>,
+    token_ids: Staged<u32>,
     workspace: Workspace,
     tail: PassTail,
     head: Head,
@@ -98,6 +99,7 @@ impl Decoder {
             }),
             tail: PassTail::new(&config, max_rows, device),
             tap_layers: tap_layers.to_vec(),
+            token_ids: Staged::default(),
             head: Head::new(device, &weights, head, max_rows),
             config,
             weights,
@@ -150,11 +152,13 @@ impl Decoder {
         mut probe: Option<&mut ResidualProbe>,
     ) -> Result<()> {
         let num_rows = token_ids.len();
+        self.token_ids.fill(device, token_ids.iter().copied())?;
         EmbedRows::run(
             device,
             EmbedRowsArgs {
                 table: &self.weights.embed,
-                token_ids,
+                token_ids: &self.token_ids,
+                scale: 1.0,
                 y: &mut self.workspace.residual,
             },
         )?;
@@ -203,7 +207,7 @@ impl Decoder {
     ///
     /// # Errors
     /// [`KernelError`] when a kernel refuses its arguments.
-    pub fn logits(&mut self, device: &Device, rows: &[u32]) -> Result<&Buffer<f32>, KernelError> {
+    pub fn logits(&mut self, device: &Device, rows: &[u32]) -> Result<&Buffer<f32>> {
         let hidden = &self.workspace.hidden;
         self.head.logits(device, &self.weights, hidden, rows)
     }
@@ -223,7 +227,7 @@ impl Decoder {
         device: &Device,
         rows: &[u32],
         masked: &[&[u32]],
-    ) -> Result<TokenChoices, KernelError> {
+    ) -> Result<TokenChoices> {
         let hidden = &self.workspace.hidden;
         self.head
             .choose(device, &self.weights, hidden, rows, masked)
@@ -240,7 +244,7 @@ impl Decoder {
         rows: &[u32],
         masked: &[&[u32]],
         samplers: &[RowSampler],
-    ) -> Result<TokenChoices, KernelError> {
+    ) -> Result<TokenChoices> {
         let hidden = &self.workspace.hidden;
         self.head
             .choose_densely(device, &self.weights, hidden, rows, masked, samplers)
