@@ -14,6 +14,7 @@ use specpilot_rs::kernels::Kernel;
 use specpilot_rs::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16};
 use specpilot_rs::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
 use specpilot_rs::kernels::lm_head_screen::{LmHeadScreen, LmHeadScreenArgs, ScreenedHead};
+use specpilot_rs::kernels::masked_ids::MaskedIds;
 
 /// Name, vocabulary, hidden size. The last is a quarter of a 27B model's head.
 const SHAPES: [(&str, usize, usize); 5] = [
@@ -106,7 +107,7 @@ impl Case {
             logits: &self.logits,
             num_rows,
             vocab_size: self.exact.out_features(),
-            masked: &vec![&[][..]; num_rows],
+            masked: &MaskedIds::on_host(&vec![&[][..]; num_rows]),
             token_ids: &mut self.dense_ids,
             best_logits: &mut self.best_logits,
         };
@@ -119,7 +120,7 @@ impl Case {
             num_rows,
             head: &self.head,
             exact: &self.exact,
-            masked: &vec![&[][..]; num_rows],
+            masked: &MaskedIds::on_host(&vec![&[][..]; num_rows]),
             dense_logits: &mut self.logits,
             token_ids: &mut self.screened_ids,
             best_logits: &mut self.best_logits,

@@ -90,15 +90,37 @@ impl<T: Element> Buffer<T> {
     /// # Panics
     /// Panics if one buffer is on the host and the other is not, or either is shorter.
     pub fn copy_from(&mut self, source: &Self, len: usize) -> Result<(), DeviceError> {
+        self.copy_range(0, source, 0..len)
+    }
+
+    /// Copies `range` of `source`, which must be on the same device, to the elements from `at` on.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    ///
+    /// # Panics
+    /// As for [`copy_from`](Self::copy_from).
+    pub fn copy_range(
+        &mut self,
+        at: usize,
+        source: &Self,
+        range: Range<usize>,
+    ) -> Result<(), DeviceError> {
         match (&mut self.storage, &source.storage) {
-            (Storage::Cuda(to), Storage::Cuda(from)) => {
-                let (stream, num_bytes) = (to.stream().clone(), len * size_of::<T>());
+            (Storage::Cuda(to), Storage::Cuda(from)) if !range.is_empty() => {
+                let bytes =
+                    |start: usize| start * size_of::<T>()..(start + range.len()) * size_of::<T>();
+                let stream = to.stream().clone();
                 stream
-                    .memcpy_dtod(&from.slice(..num_bytes), &mut to.slice_mut(..num_bytes))
+                    .memcpy_dtod(
+                        &from.slice(bytes(range.start)),
+                        &mut to.slice_mut(bytes(at)),
+                    )
                     .map_err(driver("copying on the GPU"))
             }
+            (Storage::Cuda(_), Storage::Cuda(_)) => Ok(()),
             _ => {
-                self.host_mut()[..len].copy_from_slice(&source.host()[..len]);
+                self.host_mut()[at..][..range.len()].copy_from_slice(&source.host()[range]);
                 Ok(())
             }
         }
@@ -232,7 +254,7 @@ fn as_bytes<T: Element>(values: &[T]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-fn as_bytes_mut<T: Element>(values: &mut [T]) -> &mut [u8] {
+pub(super) fn as_bytes_mut<T: Element>(values: &mut [T]) -> &mut [u8] {
     // SAFETY: as in `as_bytes`, and every bit pattern is an element.
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }

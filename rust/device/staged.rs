@@ -36,6 +36,14 @@ impl<T: Element> Staged<T> {
         Ok(list)
     }
 
+    /// A list of `values` for host kernels.
+    pub fn on_host(values: Vec<T>) -> Self {
+        Self {
+            values,
+            on_gpu: None,
+        }
+    }
+
     /// Replaces the values. Kernels launched before still see the old ones.
     ///
     /// # Errors

@@ -11,7 +11,7 @@ use super::DraftAnchor;
 use super::config::BlockConfig;
 use super::context::{Contexts, Model};
 use super::weights::{ConvWeights, LayerWeights};
-use crate::device::{Buffer, Device};
+use crate::device::{Buffer, Device, Staged};
 use crate::error::Result;
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Epilogue, PackedBf16};
@@ -41,6 +41,14 @@ pub(super) struct Block<B = Buffer<f32>> {
     attended: B,
     gate: B,
     up: B,
+    lists: Lists,
+}
+
+/// What a call's kernels read on both sides: filled once for all layers.
+#[derive(Default)]
+struct Lists {
+    token_ids: Staged<u32>,
+    positions: Staged<u32>,
 }
 
 /// One call's rows.
@@ -48,7 +56,28 @@ struct Rows<'a> {
     num_rows: usize,
     block_size: usize,
     anchors: &'a [DraftAnchor],
-    positions: Vec<u32>,
+}
+
+impl Lists {
+    /// For a block of `block_size` rows after each anchor: the anchor, then masks.
+    fn fill(
+        &mut self,
+        device: &Device,
+        config: &BlockConfig,
+        anchors: &[DraftAnchor],
+        block_size: usize,
+    ) -> Result<()> {
+        let masks = (block_size - 1) * anchors.len();
+        let anchor_ids = anchors.iter().map(|anchor| anchor.token_id);
+        let token_ids = anchor_ids.chain(std::iter::repeat_n(config.mask_token_id as u32, masks));
+        self.token_ids.fill(device, token_ids)?;
+        let positions = (0..block_size).flat_map(|i| {
+            let position = move |anchor: &DraftAnchor| (anchor.position + i) as u32;
+            anchors.iter().map(position)
+        });
+        self.positions.fill(device, positions)?;
+        Ok(())
+    }
 }
 
 impl<B> Block<B> {
@@ -75,6 +104,7 @@ impl<B> Block<B> {
             attended: rows(config.q_dim())?,
             gate: rows(config.intermediate_size)?,
             up: rows(config.intermediate_size)?,
+            lists: Lists::default(),
         })
     }
 }
@@ -117,19 +147,21 @@ impl Block {
         for anchor in anchors {
             contexts.check_ends_before(anchor)?;
         }
+        self.lists.fill(device, config, anchors, block_size)?;
         let rows = Rows {
             num_rows: block_size * num_blocks,
             block_size,
             anchors,
-            positions: (0..block_size)
-                .flat_map(|i| {
-                    anchors
-                        .iter()
-                        .map(move |anchor| (anchor.position + i) as u32)
-                })
-                .collect(),
         };
-        self.embed(device, config, embed, &rows)?;
+        EmbedRows::run(
+            device,
+            EmbedRowsArgs {
+                table: embed,
+                token_ids: &self.lists.token_ids,
+                scale: config.input_embedding_scale,
+                y: &mut self.residual,
+            },
+        )?;
         for (i, layer) in model.weights.layers.iter().enumerate() {
             self.attend(device, model, contexts, i, &rows)?;
             self.transform(device, config, layer, &rows)?;
@@ -149,37 +181,6 @@ impl Block {
             },
         )?;
         Ok(&self.input)
-    }
-
-    fn embed(
-        &mut self,
-        device: &Device,
-        config: &BlockConfig,
-        embed: &PackedBf16,
-        rows: &Rows<'_>,
-    ) -> Result<()> {
-        let masks = rows.num_rows - rows.anchors.len();
-        let token_ids: Vec<u32> = rows
-            .anchors
-            .iter()
-            .map(|anchor| anchor.token_id)
-            .chain(std::iter::repeat_n(config.mask_token_id as u32, masks))
-            .collect();
-        EmbedRows::run(
-            device,
-            EmbedRowsArgs {
-                table: embed,
-                token_ids: &token_ids,
-                y: &mut self.residual,
-            },
-        )?;
-        if config.input_embedding_scale != 1.0 {
-            let len = token_ids.len() * config.hidden_size;
-            for x in &mut self.residual.host_mut()[..len] {
-                *x *= config.input_embedding_scale;
-            }
-        }
-        Ok(())
     }
 
     fn attend(
@@ -228,7 +229,7 @@ impl Block {
                     x: turned,
                     num_heads,
                     head_dim: config.head_dim,
-                    positions: &rows.positions,
+                    positions: &self.lists.positions,
                     inverse_frequencies: model.inverse_frequencies,
                     pair_offset: config.head_dim / 2,
                 },

@@ -12,7 +12,7 @@ use super::context_length::ContextLength;
 use super::weights::BlockWeights;
 use super::{ContextRows, DraftAnchor};
 use crate::cache::pages::{KvCache, KvShape};
-use crate::device::{Buffer, Device};
+use crate::device::{Buffer, Device, Staged};
 use crate::error::Result;
 use crate::kernels::append_kv::{AppendKv, AppendKvArgs};
 use crate::kernels::bf16_matmul::Epilogue;
@@ -35,6 +35,9 @@ pub(super) struct Contexts {
     places: Vec<Place>,
     slots: Vec<Slot>,
     scratch: Scratch,
+    /// A chunk's rows of the pass, and their positions.
+    pass_rows: Staged<u32>,
+    positions: Staged<u32>,
 }
 
 /// The cache of a layer and its index among that cache's layers.
@@ -147,6 +150,8 @@ impl Contexts {
                 .collect(),
             slots: (0..num_slots).map(slot).collect(),
             scratch: Scratch::with(config, |width| device.try_alloc(CHUNK_ROWS * width))?,
+            pass_rows: Staged::default(),
+            positions: Staged::default(),
         })
     }
 
@@ -262,11 +267,14 @@ impl Contexts {
         let (num_rows, s) = (rows.len(), &mut self.scratch);
         let slot = &self.slots[slot];
         let first_position = slot.length.len();
+        self.pass_rows.fill(device, rows.iter().copied())?;
+        let positions = (first_position as u32..).take(num_rows);
+        self.positions.fill(device, positions)?;
         GatherTaps::run(
             device,
             GatherTapsArgs {
                 taps,
-                rows,
+                rows: &self.pass_rows,
                 width: config.hidden_size,
                 y: &mut s.taps,
             },
@@ -286,7 +294,6 @@ impl Contexts {
                 y: &mut s.hidden,
             },
         )?;
-        let positions: Vec<u32> = (first_position as u32..).take(num_rows).collect();
         let chunk_rows: Vec<u32> = (0..num_rows as u32).collect();
         for (i, layer) in weights.layers.iter().enumerate() {
             let hidden = &s.hidden;
@@ -312,7 +319,7 @@ impl Contexts {
                     x: &mut s.k,
                     num_heads: config.num_kv_heads,
                     head_dim: config.head_dim,
-                    positions: &positions,
+                    positions: &self.positions,
                     inverse_frequencies,
                     pair_offset: config.head_dim / 2,
                 },

@@ -19,7 +19,7 @@ use super::footprint::DrafterSizes;
 use super::proposal::Proposal;
 use super::{ContextRows, DraftAnchor, DraftRequest, Drafter, Standing, check_length};
 use crate::cache::pages::KvCache;
-use crate::device::{Buffer, Device};
+use crate::device::{Buffer, Device, Staged};
 use crate::error::{DrafterError, Result};
 use crate::kernels::append_kv::{AppendKv, AppendKvArgs};
 use crate::kernels::bf16_matmul::Epilogue;
@@ -85,6 +85,8 @@ struct Chunk<B = Buffer<f32>> {
     /// The waiting feature, then the chunk's.
     features: B,
     entry: Entry<B>,
+    /// Rows of the pass.
+    rows: Staged<u32>,
 }
 
 impl<B> Chunk<B> {
@@ -98,6 +100,7 @@ impl<B> Chunk<B> {
             fused: values(CHUNK_ROWS * config.hidden_size)?,
             features: values((CHUNK_ROWS + 1) * config.hidden_size)?,
             entry: Entry::with(config, |width| values(CHUNK_ROWS * width))?,
+            rows: Staged::default(),
         })
     }
 }
@@ -195,12 +198,14 @@ impl Eagle3 {
             fused,
             features,
             entry,
+            rows: staged_rows,
         } = &mut self.chunk;
+        staged_rows.fill(device, tap_rows.iter().copied())?;
         GatherTaps::run(
             device,
             GatherTapsArgs {
                 taps: rows.taps,
-                rows: tap_rows,
+                rows: staged_rows,
                 width: hidden,
                 y: taps,
             },
@@ -210,11 +215,10 @@ impl Eagle3 {
         // The first position of all has none before it, and its token pairs with nothing.
         let waiting = usize::from(slot.length.len() > 0);
         if waiting == 1 {
-            let row = slot.waiting_row(rows.slot) * hidden;
-            features.host_mut()[..hidden].copy_from_slice(&self.waiting.host()[row..][..hidden]);
+            let start = slot.waiting_row(rows.slot) * hidden;
+            features.copy_range(0, &self.waiting, start..start + hidden)?;
         }
-        features.host_mut()[waiting * hidden..][..num_rows * hidden]
-            .copy_from_slice(&fused.host()[..num_rows * hidden]);
+        features.copy_range(waiting * hidden, fused, 0..num_rows * hidden)?;
         let token_ids = &token_ids[1 - waiting..];
         let first_position = slot.length.len() - waiting;
         let positions: Vec<u32> = (first_position as u32..).take(token_ids.len()).collect();
@@ -246,8 +250,8 @@ impl Eagle3 {
         }
         slot.length.grow(num_rows, rows.standing);
         let row = FEATURES_PER_SLOT * rows.slot + usize::from(rows.standing == Standing::Scratch);
-        self.waiting.host_mut()[row * hidden..][..hidden]
-            .copy_from_slice(&fused.host()[(num_rows - 1) * hidden..][..hidden]);
+        let last = (num_rows - 1) * hidden..num_rows * hidden;
+        self.waiting.copy_range(row * hidden, fused, last)?;
         Ok(())
     }
 }
@@ -346,11 +350,11 @@ impl Drafter for Eagle3 {
         self.beam
             .start(roots().map(|(request, anchor)| (request, anchor.token_id)));
         let hidden = self.config.hidden_size;
-        for ((_, anchor), feature) in
-            roots().zip(self.pass.features.host_mut().chunks_exact_mut(hidden))
-        {
-            let row = self.slots[anchor.slot].waiting_row(anchor.slot) * hidden;
-            feature.copy_from_slice(&self.waiting.host()[row..][..hidden]);
+        for (i, (_, anchor)) in roots().enumerate() {
+            let start = self.slots[anchor.slot].waiting_row(anchor.slot) * hidden;
+            let feature = start..start + hidden;
+            let features = &mut self.pass.features;
+            features.copy_range(i * hidden, &self.waiting, feature)?;
         }
         let layer = Layer {
             device,
@@ -416,11 +420,12 @@ impl Drafter for Eagle3 {
                 },
             )?;
             let num_children = nodes.len() * width;
-            head.to_target_ids(&mut self.token_ids.host_mut()[..num_children]);
+            let mut token_ids = self.token_ids.read_back(num_children)?;
+            head.to_target_ids(&mut token_ids);
             let children = RankedRows {
                 top_k: width,
-                token_ids: &self.token_ids.host()[..num_children],
-                log_probs: &self.log_probs.host()[..num_children],
+                token_ids: &token_ids,
+                log_probs: &self.log_probs.read_back(num_children)?,
             };
             self.beam.advance(proposals, &children, width);
         }

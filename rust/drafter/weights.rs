@@ -107,20 +107,23 @@ pub(super) enum MarkovMixing {
     },
 }
 
-/// Weights of the confidence head.
+/// Weights of the confidence head, which is so small that the host computes it.
 pub(super) struct ConfidenceWeights {
     /// For the hidden state and, where it is read, the code of the token before.
-    pub(super) weight: Buffer<f32>,
-    pub(super) bias: Buffer<f32>,
+    pub(super) weight: Vec<f32>,
+    pub(super) bias: f32,
 }
 
 impl ConfidenceWeights {
     /// Logarithm of the probability that a position's draft is accepted, given the position's hidden state and the
     /// code of the token before.
     pub(super) fn log_probability(&self, hidden: &[f32], code: &[f32]) -> f32 {
-        let weights = self.weight.host().iter();
-        let products = weights.zip(hidden.iter().chain(code)).map(|(w, x)| w * x);
-        let logit = self.bias.host()[0] + products.sum::<f32>();
+        let products = self
+            .weight
+            .iter()
+            .zip(hidden.iter().chain(code))
+            .map(|(w, x)| w * x);
+        let logit = self.bias + products.sum::<f32>();
         // ln(sigmoid(x)), without cancellation on either side.
         logit.min(0.0) - (-logit.abs()).exp().ln_1p()
     }
@@ -189,7 +192,7 @@ impl BlockWeights {
             + layers
             + selector
             + markov
-            + confidence.map_or(0, |c| vector(&c.weight) + vector(&c.bias))
+            + confidence.map_or(0, |c| (c.weight.len() + 1) * size_of::<f32>())
             + head
     }
 }
@@ -360,8 +363,12 @@ impl Loader<'_> {
         Ok(Some(ConfidenceWeights {
             weight: self
                 .tensors
+                .checkpoint
                 .tensor_f32("confidence_head.proj.weight", &[1, width])?,
-            bias: self.tensors.tensor_f32("confidence_head.proj.bias", &[1])?,
+            bias: self
+                .tensors
+                .checkpoint
+                .tensor_f32("confidence_head.proj.bias", &[1])?[0],
         }))
     }
 

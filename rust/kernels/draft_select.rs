@@ -12,7 +12,7 @@ use rayon::prelude::*;
 use super::bf16_matmul::PackedBf16;
 use super::simd::{self, LANES, Lanes, Task};
 use super::{Kernel, check_len, check_size};
-use crate::device::{Buffer, HostDevice};
+use crate::device::{Buffer, HostDevice, Staged};
 use crate::error::KernelError;
 
 /// What a drafter does to the head's logits before it reads probabilities off them.
@@ -33,7 +33,7 @@ pub struct Selector<'a> {
     /// `[vocab_size, rank]`, by the candidate.
     pub successor: &'a PackedBf16,
     /// Token before level 0, one per block.
-    pub anchor_tokens: &'a [u32],
+    pub anchor_tokens: &'a Staged<u32>,
 }
 
 /// Arguments of [`DraftSelect`].
@@ -101,7 +101,7 @@ impl Kernel for DraftSelect {
                 check_size(name, argument, codebook.in_features(), rank)?;
             }
             check_len(name, "gate", selector.gate.len(), num_rows * rank)?;
-            let anchors = selector.anchor_tokens;
+            let anchors = selector.anchor_tokens.values();
             check_len(name, "anchor_tokens", anchors.len(), args.num_blocks)?;
             if let Some(&id) = anchors.iter().find(|&&id| id as usize >= vocab_size) {
                 return Err(KernelError::OutOfRange {
@@ -161,7 +161,7 @@ impl Kernel for DraftSelect {
                 .for_each(|(row, log_probs)| {
                     let parents = match row.checked_sub(num_blocks) {
                         Some(before) => &token_ids[before * top_k..][..top_k],
-                        None => &selector.anchor_tokens[row..=row],
+                        None => &selector.anchor_tokens.values()[row..=row],
                     };
                     simd::dispatch(SelectorScores {
                         selector,

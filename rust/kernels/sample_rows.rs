@@ -15,6 +15,7 @@ pub mod philox;
 use rayon::prelude::*;
 
 use super::greedy_argmax::{check_masks, row_argmax, unmasked_runs};
+use super::masked_ids::MaskedIds;
 use super::vectors::MIN_PARALLEL_ELEMENTS;
 use super::{Kernel, check_len, check_size};
 use crate::device::{Buffer, HostDevice};
@@ -64,8 +65,8 @@ pub struct SampleRowsArgs<'a> {
     pub num_rows: usize,
     /// Length of a row.
     pub vocab_size: usize,
-    /// Per row, the ids that may not be drawn, in any order; ids beyond the vocabulary mask nothing.
-    pub masked: &'a [&'a [u32]],
+    /// Per row, the ids that may not be drawn.
+    pub masked: &'a MaskedIds,
     /// Per row, how to draw.
     pub samplers: &'a [RowSampler],
     /// Result, one id per row.
@@ -86,7 +87,7 @@ impl Kernel for SampleRows {
         check_size(Self::NAME, "vocab_size", vocab_size, vocab_size.max(1))?;
         for (argument, got, expected) in [
             ("logits", args.logits.len(), num_rows * vocab_size),
-            ("masked", args.masked.len(), num_rows),
+            ("masked", args.masked.num_rows(), num_rows),
             ("samplers", args.samplers.len(), num_rows),
             ("token_ids", args.token_ids.len(), num_rows),
             ("chosen_logits", args.chosen_logits.len(), num_rows),
@@ -129,7 +130,7 @@ impl Kernel for SampleRows {
         let chosen_logits = &mut args.chosen_logits[..args.num_rows];
         let decide = |row: usize, id: &mut u32, chosen: &mut f32| {
             let logits = &logits[row * args.vocab_size..][..args.vocab_size];
-            *id = draw(logits, args.masked[row], &args.samplers[row]);
+            *id = draw(logits, args.masked.row(row), &args.samplers[row]);
             *chosen = logits[*id as usize];
         };
         if logits.len() < MIN_PARALLEL_ELEMENTS || args.num_rows == 1 {

@@ -85,7 +85,7 @@ pub(super) fn forward(
                 x,
                 num_heads,
                 head_dim,
-                positions: context.paths.positions().values(),
+                positions: context.paths.positions(),
                 inverse_frequencies: context.inverse_frequencies,
                 pair_offset: config.rope.rotary_dim / 2,
             },

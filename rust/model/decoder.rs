@@ -6,7 +6,7 @@
 use std::convert::Infallible;
 
 use crate::cache::slots::SequenceCaches;
-use crate::device::{Buffer, Device};
+use crate::device::{Buffer, Device, Staged};
 use crate::error::{DeviceError, KernelError, Result};
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::Epilogue;
@@ -77,6 +77,7 @@ pub struct Decoder {
     weights: DecoderWeights,
     inverse_frequencies: Buffer<f32>,
     tap_layers: Vec<usize>,
+    token_ids: Staged<u32>,
     workspace: Workspace,
     tail: PassTail,
     head: Head,
@@ -102,6 +103,7 @@ impl Decoder {
             workspace: Workspace::with(&config, tap_layers.len(), rows)?,
             tail: PassTail::new(&config, max_rows, device)?,
             tap_layers: tap_layers.to_vec(),
+            token_ids: Staged::with_capacity(device, max_rows)?,
             head: Head::new(device, &weights, head, max_rows)?,
             config,
             weights,
@@ -158,11 +160,13 @@ impl Decoder {
         mut probe: Option<&mut ResidualProbe>,
     ) -> Result<()> {
         let num_rows = token_ids.len();
+        self.token_ids.fill(device, token_ids.iter().copied())?;
         EmbedRows::run(
             device,
             EmbedRowsArgs {
                 table: &self.weights.embed,
-                token_ids,
+                token_ids: &self.token_ids,
+                scale: 1.0,
                 y: &mut self.workspace.residual,
             },
         )?;
@@ -213,7 +217,7 @@ impl Decoder {
     ///
     /// # Errors
     /// [`KernelError`] when a kernel refuses its arguments.
-    pub fn logits(&mut self, device: &Device, rows: &[u32]) -> Result<&Buffer<f32>, KernelError> {
+    pub fn logits(&mut self, device: &Device, rows: &[u32]) -> Result<&Buffer<f32>> {
         let hidden = &self.workspace.hidden;
         self.head.logits(device, &self.weights, hidden, rows)
     }
@@ -233,7 +237,7 @@ impl Decoder {
         device: &Device,
         rows: &[u32],
         masked: &[&[u32]],
-    ) -> Result<TokenChoices, KernelError> {
+    ) -> Result<TokenChoices> {
         let hidden = &self.workspace.hidden;
         self.head
             .choose(device, &self.weights, hidden, rows, masked)
@@ -250,7 +254,7 @@ impl Decoder {
         rows: &[u32],
         masked: &[&[u32]],
         samplers: &[RowSampler],
-    ) -> Result<TokenChoices, KernelError> {
+    ) -> Result<TokenChoices> {
         let hidden = &self.workspace.hidden;
         self.head
             .choose_densely(device, &self.weights, hidden, rows, masked, samplers)

@@ -23,6 +23,28 @@ pub struct Shape {
     pub cluster_blocks: u32,
 }
 
+impl Shape {
+    /// Blocks on their own, without dynamic shared memory.
+    pub fn of_blocks(num_blocks: usize, block_threads: usize) -> Self {
+        Self {
+            num_blocks: num_blocks as u32,
+            block_threads: block_threads as u32,
+            shared_bytes: 0,
+            cluster_blocks: 1,
+        }
+    }
+
+    /// For kernels whose threads take values in turn: enough to fill any GPU, and no more.
+    pub fn of_values(num_values: usize) -> Self {
+        const BLOCK_THREADS: usize = 256;
+        const MAX_BLOCKS: usize = 2048;
+        Self::of_blocks(
+            num_values.div_ceil(BLOCK_THREADS).min(MAX_BLOCKS),
+            BLOCK_THREADS,
+        )
+    }
+}
+
 /// A kernel with its launch attributes.
 pub struct Launch<'a> {
     function: &'a CudaFunction,

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream, DevicePtr, DriverError};
 
+use super::buffer::as_bytes_mut;
 use super::{Element, HostDevice};
 use crate::error::DeviceError;
 pub use cache::CubinCache;
@@ -25,6 +26,9 @@ pub use launch::{Launch, Shape};
 use loaded::LoadedKernels;
 pub use probe::{GpuFacts, MIN_DRIVER_VERSION, free_bytes, gpu_facts, is_usable, num_devices};
 pub use source::{KERNEL_SOURCES, KernelSource};
+
+/// Counter and generation of a barrier, on a line of its own.
+const GRID_BARRIER_BYTES: usize = 256;
 
 /// One GPU, its stream and the kernels compiled for it.
 pub struct CudaDevice {
@@ -39,6 +43,8 @@ pub struct CudaDevice {
     bytes_allocated: AtomicU64,
     /// The last is in use; those before are kept for graphs that were captured with them.
     scratch: Mutex<Vec<CudaSlice<u8>>>,
+    /// See [`CudaDevice::grid_barrier`].
+    grid_barrier: CudaSlice<u8>,
 }
 
 /// What kernels size themselves by.
@@ -87,6 +93,9 @@ impl CudaDevice {
             limits,
             bytes_allocated: AtomicU64::new(0),
             scratch: Mutex::default(),
+            grid_barrier: stream
+                .alloc_zeros(GRID_BARRIER_BYTES)
+                .map_err(driver("allocating a barrier"))?,
             context,
             stream,
         })
@@ -174,9 +183,13 @@ impl CudaDevice {
         Ok(slice)
     }
 
-    /// The address of at least `num_bytes` of memory that any kernel of the stream may use until the next one starts.
-    /// Zero when first handed out; whoever needs zeros in it leaves zeros. Grows as needed, which a capture must not see:
-    /// ask for the largest size before.
+    /// The address of the barrier at which the blocks of one kernel meet; its counter is zero between kernels.
+    pub fn grid_barrier(&self) -> u64 {
+        self.grid_barrier.device_ptr(&self.stream).0
+    }
+
+    /// The address of at least `num_bytes` of memory that any kernel of the stream may use until the next one starts,
+    /// whatever is in it. Grows as needed, which a capture must not see: ask for the largest size before.
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`].
@@ -187,6 +200,31 @@ impl CudaDevice {
         }
         let last = scratch.last().expect("one was pushed if there was none");
         Ok(last.device_ptr(&self.stream).0)
+    }
+
+    /// `len` elements that a kernel left `offset` bytes into the scratch in use, once all work is done.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`] with the first error of that work.
+    ///
+    /// # Panics
+    /// Panics if the scratch in use is shorter.
+    pub fn read_scratch<T: Element>(
+        &self,
+        offset: usize,
+        len: usize,
+    ) -> Result<Vec<T>, DeviceError> {
+        let scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = scratch
+            .last()
+            .expect("a kernel that left something asked for scratch");
+        let mut values = vec![T::default(); len];
+        let bytes = last.slice(offset..offset + len * size_of::<T>());
+        self.stream
+            .memcpy_dtoh(&bytes, as_bytes_mut(&mut values))
+            .and_then(|()| self.stream.synchronize())
+            .map_err(driver("copying from the GPU"))?;
+        Ok(values)
     }
 
     /// Lets `function` take `num_bytes` of dynamic shared memory.

@@ -30,12 +30,19 @@ macro_rules! headers {
 /// All kernels.
 pub const KERNEL_SOURCES: &[KernelSource] = sources! {
     "bf16_matmul", true;
+    "embed_rows", true;
+    "gate", true;
+    "gather_taps", true;
+    "greedy_argmax", true;
+    "rms_norm", true;
+    "rope", true;
     "w12_matmul", true;
 };
 
 /// What kernels include: name and text.
 pub(super) const HEADERS: &[(&str, &str)] = headers![
     "async_copy.cuh",
+    "block_reduce.cuh",
     "mma.cuh",
     "octet_sums.cuh",
     "skinny_matmul.cuh",

@@ -5,6 +5,7 @@ use half::bf16;
 use super::super::Kernel;
 use super::super::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue};
 use super::super::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
+use super::super::masked_ids::MaskedIds;
 use super::*;
 use crate::device::Device;
 use crate::device::HostDevice;
@@ -114,7 +115,7 @@ impl Problem {
             num_rows,
             head,
             exact,
-            masked: &masked,
+            masked: &MaskedIds::on_host(&masked),
             dense_logits: &mut Buffer::zeroed(num_rows * self.vocab_size),
             token_ids: &mut decided.token_ids,
             best_logits: &mut best_logits,
@@ -152,7 +153,7 @@ impl Problem {
             logits: &logits,
             num_rows: self.num_rows(),
             vocab_size: self.vocab_size,
-            masked: &masked,
+            masked: &MaskedIds::on_host(&masked),
             token_ids: &mut token_ids,
             best_logits: &mut best_logits,
         };
@@ -494,7 +495,7 @@ fn sizes_that_do_not_fit_are_refused() {
         num_rows: 2,
         head: &other,
         exact: &exact,
-        masked: &[&[], &[]],
+        masked: &MaskedIds::on_host(&[&[], &[]]),
         dense_logits: &mut Buffer::zeroed(2 * n),
         token_ids: &mut [0; 2],
         best_logits: &mut [0.0; 2],

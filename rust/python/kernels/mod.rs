@@ -31,10 +31,11 @@ use numpy::{PyReadonlyArray, PyReadonlyArray2, PyUntypedArrayMethods};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::device::{Buffer, Device};
+use crate::device::{Buffer, Device, Element, Staged};
 use crate::error::{Error, KernelError};
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::PackedBf16;
+use crate::kernels::masked_ids::MaskedIds;
 use crate::kernels::paths::RowPaths;
 
 /// Kernels on numpy arrays, for tests.
@@ -79,21 +80,21 @@ pub(super) mod kernels_module {
     use super::w12_matmul::w12_matmul;
 }
 
-/// The device all test calls share.
-fn device() -> PyResult<&'static Device> {
-    static DEVICE: OnceLock<Device> = OnceLock::new();
+/// The host device all test calls share.
+fn device() -> PyResult<&'static Arc<Device>> {
+    static DEVICE: OnceLock<Arc<Device>> = OnceLock::new();
     if let Some(device) = DEVICE.get() {
         return Ok(device);
     }
-    let device = Device::host(None).map_err(|e| PyValueError::new_err(e.to_string()))?;
+    let device = Arc::new(Device::host(None).map_err(Error::from)?);
     Ok(DEVICE.get_or_init(|| device))
 }
 
-/// The device a test names: `cpu`, `cuda` or `cuda:1`; each GPU is opened once.
+/// The device a test names: `cpu`, `cuda` or `cuda:1`; each is opened once.
 fn device_named(name: &str) -> PyResult<Arc<Device>> {
     static GPUS: Mutex<Vec<(usize, Arc<Device>)>> = Mutex::new(Vec::new());
     let Some(rest) = name.strip_prefix("cuda") else {
-        return Ok(Arc::new(Device::host(None).map_err(Error::from)?));
+        return Ok(device()?.clone());
     };
     let ordinal = match rest.strip_prefix(':') {
         Some(index) => index.parse()?,
@@ -109,17 +110,51 @@ fn device_named(name: &str) -> PyResult<Arc<Device>> {
 }
 
 /// Values as a buffer of `device`.
-fn buffer_on(device: &Device, values: &[f32]) -> PyResult<Buffer<f32>> {
+fn buffer_on<T: Element>(device: &Device, values: &[T]) -> PyResult<Buffer<T>> {
     Ok(device.buffer_of(values).map_err(Error::from)?)
 }
 
-/// Runs kernel `K` with the lock released.
+/// A C-contiguous array as a buffer of `device`.
+fn array_on<D: Dimension>(
+    device: &Device,
+    array: &PyReadonlyArray<'_, f32, D>,
+) -> PyResult<Buffer<f32>> {
+    if !array.is_c_contiguous() {
+        return Err(PyValueError::new_err("arrays must be C-contiguous"));
+    }
+    buffer_on(device, array.as_slice()?)
+}
+
+/// An output buffer of `device` in which every element is NaN.
+fn nan_buffer_on(device: &Device, len: usize) -> PyResult<Buffer<f32>> {
+    buffer_on(device, &vec![f32::NAN; len])
+}
+
+/// A list that kernels on `device` read.
+fn list_on(device: &Device, values: &[u32]) -> PyResult<Staged<u32>> {
+    Ok(Staged::of(device, values).map_err(Error::from)?)
+}
+
+/// Lists of masked ids that kernels on `device` read.
+fn masked_on(device: &Device, rows: &[Vec<u32>]) -> PyResult<MaskedIds> {
+    let rows: Vec<&[u32]> = rows.iter().map(Vec::as_slice).collect();
+    Ok(MaskedIds::of(device, &rows).map_err(Error::from)?)
+}
+
+/// Runs kernel `K` on `device` with the lock released.
+fn run_on<K: Kernel>(py: Python<'_>, device: &Device, args: K::Args<'_>) -> PyResult<()>
+where
+    for<'a> K::Args<'a>: Send,
+{
+    py.detach(|| K::run(device, args)).map_err(refused)
+}
+
+/// Runs kernel `K` on the host with the lock released.
 fn run<K: Kernel>(py: Python<'_>, args: K::Args<'_>) -> PyResult<()>
 where
     for<'a> K::Args<'a>: Send,
 {
-    let device = device()?;
-    py.detach(|| K::run(device, args)).map_err(refused)
+    run_on::<K>(py, device()?, args)
 }
 
 fn refused(error: KernelError) -> PyErr {
@@ -157,8 +192,8 @@ fn packed_on(device: &Device, weight: &PyReadonlyArray2<'_, u16>) -> PyResult<Pa
 /// The first elements of a buffer as an array of `shape`.
 fn array<Sh: IntoDimension>(buffer: &Buffer<f32>, shape: Sh) -> PyResult<Array<f32, Sh::Dim>> {
     let shape = shape.into_dimension();
-    Array::from_shape_vec(shape.clone(), buffer.host()[..shape.size()].to_vec())
-        .map_err(|e| PyValueError::new_err(e.to_string()))
+    let values = buffer.read_back(shape.size()).map_err(Error::from)?;
+    Array::from_shape_vec(shape, values).map_err(|e| PyValueError::new_err(e.to_string()))
 }
 
 /// A request's part of a pass: slot, committed length, and each row's parent within the segment, -1 for none.
