@@ -9,6 +9,7 @@ use crate::device::Device;
 use crate::drafter::{self, PairFiles, config::DrafterConfig};
 use crate::error::{RequestError, Result};
 use crate::kernels::paths::RowPaths;
+use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::sample_rows::philox::request_seed;
 use crate::model::config::ModelConfig;
 use crate::model::decoder::Decoder;
@@ -131,6 +132,7 @@ impl Engine {
         let target =
             device.install(|| Decoder::new(config, weights, taps, head, max_rows, &device));
         let paths = RowPaths::with_capacity(&device, max_rows, sizes.num_pages)?;
+        let committed_rows = PlacedRows::with_capacity(&device, max_rows)?;
         Ok(Self {
             pair: ModelPair {
                 device,
@@ -138,6 +140,7 @@ impl Engine {
                 caches,
                 drafter,
                 paths,
+                committed_rows,
                 workspace: DraftWorkspace::default(),
             },
             draft_config,
