@@ -41,7 +41,7 @@ TREES = {
     "ngram": ["chain", "spine", "conditional", "eagle"],
 }
 SETTINGS = list(itertools.product(("bf16", "w12"), (0, 1, 2)))
-# Every drafter with each of its trees, every format, every number of Q passes; formats with numbers; trees with both.
+# Every drafter with each of its trees, every format and number of Q passes; these two with each other.
 COVER = [
     (drafter, trees[(i + shift) % len(trees)], *setting)
     for shift, (drafter, trees) in enumerate(TREES.items())
@@ -235,8 +235,8 @@ def test_draws_are_those_of_plain_decoding(
 
 
 FAMILIES = ["llama_rope_parameters", "llama_rope_scaling", "qwen3_5_text", "qwen3_5_wrapper"]
-# Matmuls round their inputs to BF16, half a unit of 2^-8 each; all else is fp32. A model in BF16 throughout departs
-# from fp32 by up to 0.8 on these fixtures, whose logits have a deviation of about 3.
+# Matmuls round their inputs to BF16, half a unit of 2^-8 each; all else is fp32. A model in BF16 throughout
+# departs from fp32 by up to 0.8 on these fixtures, whose logits have a deviation of about 3.
 LOGITS_ABS = 0.15
 RESIDUAL_REL = 0.02
 

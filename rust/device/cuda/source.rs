@@ -29,6 +29,8 @@ macro_rules! headers {
 
 /// All kernels.
 pub const KERNEL_SOURCES: &[KernelSource] = sources! {
+    "append_kv", true;
+    "append_ring", true;
     "bf16_matmul", true;
     "embed_rows", true;
     "gate", true;
@@ -45,6 +47,8 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "block_reduce.cuh",
     "mma.cuh",
     "octet_sums.cuh",
+    "placed_rows.cuh",
+    "row_paths.cuh",
     "skinny_matmul.cuh",
     "slice_sums.cuh",
     "w12_decode.cuh"
