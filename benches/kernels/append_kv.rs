@@ -20,8 +20,8 @@ pub fn bench(c: &mut Criterion) {
             let row_len = kv_heads * head_dim;
             let tail = Buffer::from_slice(&vec![0.1_f32; 64 * row_len]);
             let rows: Vec<u32> = (0..num_rows as u32).collect();
-            let mut k_pages = device.alloc::<f32>(2 * KV_BLOCK * row_len);
-            let mut v_pages = device.alloc::<f32>(2 * KV_BLOCK * row_len);
+            let mut k_pages = device.try_alloc::<f32>(2 * KV_BLOCK * row_len).unwrap();
+            let mut v_pages = device.try_alloc::<f32>(2 * KV_BLOCK * row_len).unwrap();
             let num_bytes = 2 * num_rows * row_len * size_of::<f32>();
             group.throughput(Throughput::Bytes(num_bytes as u64));
             group.bench_function(BenchmarkId::new(name, num_rows), |b| {

@@ -19,7 +19,7 @@ pub fn bench(c: &mut Criterion) {
         for num_rows in [1, 13, 64] {
             let tail = Buffer::from_slice(&vec![0.1_f32; 64 * row_len]);
             let rows: Vec<u32> = (0..num_rows as u32).collect();
-            let mut rings = device.alloc::<f32>(RING_LEN * row_len);
+            let mut rings = device.try_alloc::<f32>(RING_LEN * row_len).unwrap();
             let num_bytes = num_rows * row_len * size_of::<f32>();
             group.throughput(Throughput::Bytes(num_bytes as u64));
             group.bench_function(BenchmarkId::new(name, num_rows), |b| {

@@ -26,7 +26,7 @@ pub fn bench(c: &mut Criterion) {
                 Buffer::from_slice(&vec![0.1_f32; num_pages * KV_BLOCK * kv_heads * head_dim]);
             let block = Buffer::from_slice(&vec![0.1_f32; block_size * kv_heads * head_dim]);
             let q = Buffer::from_slice(&vec![0.1_f32; block_size * q_heads * head_dim]);
-            let mut out = device.alloc::<f32>(q.len());
+            let mut out = device.try_alloc::<f32>(q.len()).unwrap();
             let num_keys =
                 window.map_or(context_len, |window| window.min(context_len)) + block_size;
             let flops = 4 * block_size * num_keys * q_heads * head_dim;

@@ -47,9 +47,8 @@ def plan_memory(
     Args:
         model: Directory or hub id of the target.
         drafter: Directory or hub id of the drafter; plain decoding if omitted.
-        memory: The device's memory, such as "80GB" (10^9) or "80GiB"; what this machine has available if
-            omitted.
-        device: "cpu" or "cuda"; decides the type of activations, keys and values.
+        memory: The device's memory, such as "80GB" (10^9) or "80GiB"; what it has available if omitted.
+        device: "cpu", "cuda:N" or "auto"; decides how weights are laid out.
         options: Limits, speculation and the share of the memory that the engine may take.
 
     Returns:

@@ -5,6 +5,8 @@
 //! is another draft. Rows of several requests are packed position-major (`row = i * num_blocks + b`), which keeps the
 //! rows that predict together. DFlash2 wraps both sublayers in a convolution over the block.
 
+use std::convert::Infallible;
+
 use super::DraftAnchor;
 use super::config::BlockConfig;
 use super::context::{Contexts, Model};
@@ -80,40 +82,52 @@ impl Lists {
 
 impl<B> Block<B> {
     /// What `rows` makes of each buffer's values per row.
-    fn with(config: &BlockConfig, mut rows: impl FnMut(usize) -> B) -> Self {
+    fn with<E>(
+        config: &BlockConfig,
+        mut rows: impl FnMut(usize) -> Result<B, E>,
+    ) -> Result<Self, E> {
         let hidden = config.hidden_size;
         let delta = config
             .method
             .selector()
             .map_or(0, |selector| selector.conv_delta_dim(hidden));
-        Self {
-            residual: rows(hidden),
-            input: rows(hidden),
-            unconvolved: rows(hidden),
-            conv_delta: rows(delta),
-            q_raw: rows(config.q_dim()),
-            q: rows(config.q_dim()),
-            k_raw: rows(config.kv_dim()),
-            k: rows(config.kv_dim()),
-            v: rows(config.kv_dim()),
-            attended: rows(config.q_dim()),
-            gate: rows(config.intermediate_size),
-            up: rows(config.intermediate_size),
+        Ok(Self {
+            residual: rows(hidden)?,
+            input: rows(hidden)?,
+            unconvolved: rows(hidden)?,
+            conv_delta: rows(delta)?,
+            q_raw: rows(config.q_dim())?,
+            q: rows(config.q_dim())?,
+            k_raw: rows(config.kv_dim())?,
+            k: rows(config.kv_dim())?,
+            v: rows(config.kv_dim())?,
+            attended: rows(config.q_dim())?,
+            gate: rows(config.intermediate_size)?,
+            up: rows(config.intermediate_size)?,
             lists: Lists::default(),
-        }
+        })
     }
 }
 
 impl Block {
     /// Buffers for `num_rows` rows of all requests.
-    pub(super) fn new(device: &Device, config: &BlockConfig, num_rows: usize) -> Self {
-        Self::with(config, |width| device.alloc(num_rows * width))
+    ///
+    /// # Errors
+    /// [`DeviceError`](crate::error::DeviceError) when the device has no room.
+    pub(super) fn new(device: &Device, config: &BlockConfig, num_rows: usize) -> Result<Self> {
+        Ok(Self::with(config, |width| {
+            device.try_alloc(num_rows * width)
+        })?)
     }
 
     /// Values in all buffers for `num_rows` rows.
     pub(super) fn len_of(config: &BlockConfig, num_rows: usize) -> usize {
         let mut row_len = 0;
-        Block::with(config, |width| row_len += width);
+        let count = |width| {
+            row_len += width;
+            Ok::<_, Infallible>(width)
+        };
+        let Ok(_) = Block::with(config, count);
         num_rows * row_len
     }
 

@@ -5,6 +5,8 @@
 //! all kernels are row-invariant. Layers that see everything share a pool of pages with all requests; layers with a
 //! window keep, per slot, a ring of pages that holds the window and whatever scratch rows may follow it.
 
+use std::convert::Infallible;
+
 use super::config::BlockConfig;
 use super::context_length::ContextLength;
 use super::weights::BlockWeights;
@@ -94,15 +96,18 @@ struct Scratch<B = Buffer<f32>> {
 
 impl<B> Scratch<B> {
     /// What `rows` makes of each buffer's values per row.
-    fn with(config: &BlockConfig, mut rows: impl FnMut(usize) -> B) -> Self {
-        Self {
-            taps: rows(config.taps_dim()),
-            fused: rows(config.hidden_size),
-            hidden: rows(config.hidden_size),
-            k_raw: rows(config.kv_dim()),
-            k: rows(config.kv_dim()),
-            v: rows(config.kv_dim()),
-        }
+    fn with<E>(
+        config: &BlockConfig,
+        mut rows: impl FnMut(usize) -> Result<B, E>,
+    ) -> Result<Self, E> {
+        Ok(Self {
+            taps: rows(config.taps_dim())?,
+            fused: rows(config.hidden_size)?,
+            hidden: rows(config.hidden_size)?,
+            k_raw: rows(config.kv_dim())?,
+            k: rows(config.kv_dim())?,
+            v: rows(config.kv_dim())?,
+        })
     }
 }
 
@@ -113,7 +118,7 @@ impl Contexts {
         num_slots: usize,
         num_pages: usize,
         pages_per_sequence: usize,
-    ) -> Self {
+    ) -> Result<Self> {
         let ([whole, windowed], ring) = groups(config, pages_per_sequence);
         let mut counts = [0; 2];
         let place = |window: Option<usize>| {
@@ -134,9 +139,9 @@ impl Contexts {
             },
             length: ContextLength::default(),
         };
-        Self {
-            whole: KvCache::new(device, &whole, num_pages),
-            windowed: KvCache::new(device, &windowed, num_slots * ring),
+        Ok(Self {
+            whole: KvCache::new(device, &whole, num_pages)?,
+            windowed: KvCache::new(device, &windowed, num_slots * ring)?,
             places: config
                 .layers
                 .iter()
@@ -144,10 +149,10 @@ impl Contexts {
                 .map(place)
                 .collect(),
             slots: (0..num_slots).map(slot).collect(),
-            scratch: Scratch::with(config, |width| device.alloc(CHUNK_ROWS * width)),
+            scratch: Scratch::with(config, |width| device.try_alloc(CHUNK_ROWS * width))?,
             pass_rows: Staged::default(),
             positions: Staged::default(),
-        }
+        })
     }
 
     /// Bytes of the pages, with elements of `activation_bytes`.
@@ -166,7 +171,11 @@ impl Contexts {
     /// Values of the buffers besides the pages.
     pub(super) fn scratch_len_of(config: &BlockConfig) -> usize {
         let mut row_len = 0;
-        Scratch::with(config, |width| row_len += width);
+        let count = |width| {
+            row_len += width;
+            Ok::<_, Infallible>(width)
+        };
+        let Ok(_) = Scratch::with(config, count);
         CHUNK_ROWS * row_len
     }
 

@@ -13,7 +13,7 @@ use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::draft_select::{DraftSelect, DraftSelectArgs, LogitShape, Selector};
 use crate::model::DecoderWeights;
 use crate::options::WeightFormat;
-use crate::weights::{Checkpoint, Linear};
+use crate::weights::{Linear, WeightLoader};
 
 /// A drafter's own LM head, perhaps over a part of the vocabulary.
 pub(super) struct OwnHead {
@@ -25,10 +25,11 @@ pub(super) struct OwnHead {
 impl OwnHead {
     /// Reads the head of `[rows, hidden_size]` and, for a target of `offset_into` ids, the offsets of its rows' ids.
     pub(super) fn load(
-        checkpoint: &Checkpoint,
+        tensors: WeightLoader<'_>,
         [num_rows, hidden_size]: [usize; 2],
         offset_into: Option<usize>,
-    ) -> Result<Self, CheckpointError> {
+    ) -> Result<Self> {
+        let checkpoint = tensors.checkpoint;
         const OFFSETS: &str = super::config::OFFSETS;
         let target_ids = |vocab_size: usize| {
             let offsets = checkpoint.vector_i64(OFFSETS, num_rows)?;
@@ -44,14 +45,13 @@ impl OwnHead {
                         got: *offset,
                     })
             };
-            offsets.iter().enumerate().map(id).collect()
+            let ids: Result<Vec<u32>, _> = offsets.iter().enumerate().map(id).collect();
+            ids
         };
         Ok(Self {
-            lm_head: Linear::load(
-                checkpoint,
+            lm_head: tensors.linear(
                 "lm_head.weight",
-                num_rows,
-                hidden_size,
+                [num_rows, hidden_size],
                 WeightFormat::Auto,
             )?,
             target_ids: offset_into.map(target_ids).transpose()?,
@@ -153,19 +153,19 @@ struct Selected {
 }
 
 impl DraftHead {
-    pub(super) fn new(device: &Device, config: &BlockConfig, sizes: &DrafterSizes) -> Self {
+    pub(super) fn new(device: &Device, config: &BlockConfig, sizes: &DrafterSizes) -> Result<Self> {
         let lens = HeadLens::of(config, sizes, sizes.num_slots);
         let num_drafted_ids = config.num_drafted_ids(sizes.vocab_size);
-        Self {
+        Ok(Self {
             shape: config.logit_shape,
             num_drafted_ids,
             max_width: sizes.width.min(num_drafted_ids),
-            logits: device.alloc(lens.logits),
-            gate: device.alloc(lens.gate),
+            logits: device.try_alloc(lens.logits)?,
+            gate: device.try_alloc(lens.gate)?,
             anchor_tokens: Staged::default(),
-            token_ids: device.alloc(lens.token_ids),
-            log_probs: device.alloc(lens.log_probs),
-        }
+            token_ids: device.try_alloc(lens.token_ids)?,
+            log_probs: device.try_alloc(lens.log_probs)?,
+        })
     }
 
     /// Logits of all rows, `[rows, drafted ids]`, by the drafter's own head or the target's.

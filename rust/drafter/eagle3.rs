@@ -9,6 +9,7 @@
 mod forward;
 mod weights;
 
+use std::convert::Infallible;
 use std::path::Path;
 
 use super::beam::{Beam, Merging, RankedRows};
@@ -90,14 +91,17 @@ struct Chunk<B = Buffer<f32>> {
 
 impl<B> Chunk<B> {
     /// What `values` makes of each buffer's values.
-    fn with(config: &Eagle3Config, mut values: impl FnMut(usize) -> B) -> Self {
-        Self {
-            taps: values(CHUNK_ROWS * config.taps_dim()),
-            fused: values(CHUNK_ROWS * config.hidden_size),
-            features: values((CHUNK_ROWS + 1) * config.hidden_size),
-            entry: Entry::with(config, |width| values(CHUNK_ROWS * width)),
+    fn with<E>(
+        config: &Eagle3Config,
+        mut values: impl FnMut(usize) -> Result<B, E>,
+    ) -> Result<Self, E> {
+        Ok(Self {
+            taps: values(CHUNK_ROWS * config.taps_dim())?,
+            fused: values(CHUNK_ROWS * config.hidden_size)?,
+            features: values((CHUNK_ROWS + 1) * config.hidden_size)?,
+            entry: Entry::with(config, |width| values(CHUNK_ROWS * width))?,
             rows: Staged::default(),
-        }
+        })
     }
 }
 
@@ -116,9 +120,17 @@ pub(super) struct Lens {
 /// Elements for `sizes`.
 pub(super) fn lens_of(config: &Eagle3Config, sizes: &DrafterSizes) -> Lens {
     let mut scratch = 0;
-    Chunk::with(config, |len| scratch += len);
+    let count = |len| {
+        scratch += len;
+        Ok::<_, Infallible>(len)
+    };
+    let Ok(_) = Chunk::with(config, count);
     let mut row_len = 0;
-    Pass::with(config, |width| row_len += width);
+    let count = |width| {
+        row_len += width;
+        Ok::<_, Infallible>(width)
+    };
+    let Ok(_) = Pass::with(config, count);
     Lens {
         scratch,
         slot_activations: FEATURES_PER_SLOT * config.hidden_size
@@ -147,20 +159,20 @@ impl Eagle3 {
         let paths = || RowPaths::with_capacity(device, num_rows, sizes.num_pages);
         Ok(Self {
             taps,
-            weights: Eagle3Weights::load(dir, config, sizes.vocab_size)?,
-            inverse_frequencies: Buffer::from_slice(&config.rope.inverse_frequencies()),
-            cache: KvCache::new(device, &config.kv_shapes(), sizes.num_pages),
+            weights: Eagle3Weights::load(device, dir, config, sizes.vocab_size)?,
+            inverse_frequencies: device.constants(&config.rope.inverse_frequencies())?,
+            cache: KvCache::new(device, &config.kv_shapes(), sizes.num_pages)?,
             slots: vec![Slot::default(); sizes.num_slots],
-            waiting: device.alloc(sizes.num_slots * FEATURES_PER_SLOT * config.hidden_size),
-            chunk: Chunk::with(config, |len| device.alloc(len)),
-            pass: Pass::with(config, |width| device.alloc(num_rows * width)),
-            logits: device.alloc(num_rows * config.draft_vocab_size),
+            waiting: device.try_alloc(sizes.num_slots * FEATURES_PER_SLOT * config.hidden_size)?,
+            chunk: Chunk::with(config, |len| device.try_alloc(len))?,
+            pass: Pass::with(config, |width| device.try_alloc(num_rows * width))?,
+            logits: device.try_alloc(num_rows * config.draft_vocab_size)?,
             tail: Tail::new(
                 device,
                 sizes.num_slots * tail_rows(&sizes) * config.kv_dim(),
-            ),
-            token_ids: device.alloc(num_children),
-            log_probs: device.alloc(num_children),
+            )?,
+            token_ids: device.try_alloc(num_children)?,
+            log_probs: device.try_alloc(num_children)?,
             beam: Beam::new(Merging::Never),
             paths: paths()?,
             paths_before: paths()?,
