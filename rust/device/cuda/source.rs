@@ -30,6 +30,9 @@ macro_rules! headers {
 /// All kernels.
 pub const KERNEL_SOURCES: &[KernelSource] = sources! {
     "bf16_matmul", true;
+    "block_conv", true;
+    "draft_block", true;
+    "draft_select", true;
     "embed_rows", true;
     "gate", true;
     "gather_taps", true;
@@ -43,8 +46,10 @@ pub const KERNEL_SOURCES: &[KernelSource] = sources! {
 pub(super) const HEADERS: &[(&str, &str)] = headers![
     "async_copy.cuh",
     "block_reduce.cuh",
+    "logit_keys.cuh",
     "mma.cuh",
     "octet_sums.cuh",
+    "packed_rows.cuh",
     "skinny_matmul.cuh",
     "slice_sums.cuh",
     "w12_decode.cuh"
