@@ -186,6 +186,18 @@ pub enum KernelError {
         /// Where it must be.
         expected: &'static str,
     },
+    /// A size asks for more shared memory than a block of the GPU may take.
+    #[error("{kernel}: `{argument}` needs {got} bytes of shared memory, the GPU has {expected}")]
+    SharedMemory {
+        /// Kernel stem.
+        kernel: &'static str,
+        /// Argument name.
+        argument: &'static str,
+        /// Bytes there.
+        expected: usize,
+        /// Bytes needed.
+        got: usize,
+    },
     /// A buffer holds fewer elements than its shape needs.
     #[error("{kernel}: `{argument}` needs at least {expected} elements, got {got}")]
     BufferTooShort {

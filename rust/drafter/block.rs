@@ -144,9 +144,6 @@ impl Block {
         let config = model.config;
         let num_blocks = anchors.len();
         let block_size = config.num_rows(num_levels);
-        for anchor in anchors {
-            contexts.check_ends_before(anchor)?;
-        }
         self.lists.fill(device, config, anchors, block_size)?;
         let rows = Rows {
             num_rows: block_size * num_blocks,
@@ -245,7 +242,7 @@ impl Block {
                 v_block: &self.v,
                 k_pages,
                 v_pages,
-                contexts: &contexts.of_layer(layer_index, rows.anchors),
+                contexts: contexts.seen_in(layer_index),
                 block_size: rows.block_size,
                 q_heads: config.num_heads,
                 kv_heads: config.num_kv_heads,

@@ -127,6 +127,7 @@ impl Drafter for BlockDrafter {
             inverse_frequencies: &self.inverse_frequencies,
         };
         let num_levels = wanted.num_draft_tokens;
+        self.contexts.look_from(device, anchors)?;
         let embed = &target.embed;
         let hidden =
             self.block

@@ -15,7 +15,7 @@ use crate::cache::pages::{KvCache, KvShape, KvTail};
 use crate::device::{Buffer, Device, Staged};
 use crate::error::Result;
 use crate::kernels::bf16_matmul::Epilogue;
-use crate::kernels::draft_block::BlockContext;
+use crate::kernels::draft_block::{BlockContext, BlockContexts};
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
 use crate::kernels::paths::MAX_PATH_ROWS;
 use crate::kernels::placed_rows::PlacedRows;
@@ -40,6 +40,9 @@ pub(super) struct Contexts {
     positions: Staged<u32>,
     /// Rows of a chunk in the pages of the layers without and with a window.
     chunk_rows: [PlacedRows; 2],
+    /// Contexts of the blocks being drafted, in layers without and with a window.
+    seen_whole: BlockContexts,
+    seen_windowed: BlockContexts,
 }
 
 /// The cache of a layer and its index among that cache's layers.
@@ -55,6 +58,17 @@ struct Slot {
     /// Pages of the layers with a window: the slot's ring, over and over.
     ring_pages: Vec<u32>,
     length: ContextLength,
+}
+
+impl Slot {
+    /// The context as it lies in `pages`.
+    fn context<'a>(&self, pages: &'a [u32]) -> BlockContext<'a> {
+        let context_len = self.length.len();
+        BlockContext {
+            page_table: &pages[..pages.len().min(context_len.div_ceil(KV_BLOCK))],
+            context_len,
+        }
+    }
 }
 
 /// Pages of a ring for layers that see `window` positions: those before the anchor, and the scratch rows of a path.
@@ -155,6 +169,8 @@ impl Contexts {
             pass_rows: Staged::default(),
             positions: Staged::default(),
             chunk_rows: Default::default(),
+            seen_whole: BlockContexts::default(),
+            seen_windowed: BlockContexts::default(),
         })
     }
 
@@ -204,24 +220,26 @@ impl Contexts {
         self.slots[slot].length.rollback();
     }
 
-    /// Refuses an anchor whose context does not hold exactly the positions before it.
-    pub(super) fn check_ends_before(&self, anchor: &DraftAnchor) -> Result<()> {
-        self.slots[anchor.slot].length.check_ends_before(anchor)
+    /// Writes down what the blocks after `anchors` see; refuses an anchor whose context does not hold exactly the
+    /// positions before it.
+    pub(super) fn look_from(&mut self, device: &Device, anchors: &[DraftAnchor]) -> Result<()> {
+        for anchor in anchors {
+            self.slots[anchor.slot].length.check_ends_before(anchor)?;
+        }
+        let slots = anchors.iter().map(|anchor| &self.slots[anchor.slot]);
+        let whole = slots.clone().map(|slot| slot.context(&slot.whole_pages));
+        self.seen_whole.fill(device, whole)?;
+        let windowed = slots.map(|slot| slot.context(&slot.ring_pages));
+        self.seen_windowed.fill(device, windowed)?;
+        Ok(())
     }
 
-    /// The contexts of `anchors` as `layer` keeps them.
-    pub(super) fn of_layer(&self, layer: usize, anchors: &[DraftAnchor]) -> Vec<BlockContext<'_>> {
-        let context = |anchor: &DraftAnchor| {
-            let slot = &self.slots[anchor.slot];
-            BlockContext {
-                page_table: match self.places[layer].is_windowed {
-                    true => &slot.ring_pages,
-                    false => &slot.whole_pages,
-                },
-                context_len: slot.length.len(),
-            }
-        };
-        anchors.iter().map(context).collect()
+    /// What the blocks of the last [`look_from`](Self::look_from) see in `layer`.
+    pub(super) fn seen_in(&self, layer: usize) -> &BlockContexts {
+        match self.places[layer].is_windowed {
+            true => &self.seen_windowed,
+            false => &self.seen_whole,
+        }
     }
 
     /// Key and value pages of `layer`.

@@ -97,6 +97,27 @@ impl<'a> Launcher<'a> {
             .map_err(|source| self.named(source))
     }
 
+    /// Refuses a block that needs more shared memory than the GPU has, because of the size of `argument`.
+    ///
+    /// # Errors
+    /// [`KernelError::SharedMemory`].
+    pub(super) fn check_shared_bytes(
+        &self,
+        argument: &'static str,
+        got: usize,
+    ) -> Result<(), KernelError> {
+        let expected = self.device.limits().block_shared_bytes;
+        if got > expected {
+            return Err(KernelError::SharedMemory {
+                kernel: self.kernel,
+                argument,
+                expected,
+                got,
+            });
+        }
+        Ok(())
+    }
+
     /// Launches `entry`, which waits for its predecessors itself (`wait_for_predecessors` in `async_copy.cuh`).
     ///
     /// # Safety
@@ -114,6 +135,11 @@ impl<'a> Launcher<'a> {
         let function = device
             .function(KernelSource::of(self.kernel), entry)
             .map_err(|source| self.named(source))?;
+        if shape.shared_bytes > 0 {
+            device
+                .allow_shared_bytes(&function, shape.shared_bytes as usize)
+                .map_err(|source| self.named(source))?;
+        }
         let launch = Launch::new(&function, shape, device.limits().has_clusters);
         // SAFETY: the caller's promise.
         unsafe { launch.run(device, params) }.map_err(|source| self.named(source))

@@ -32,6 +32,9 @@ pub const KERNEL_SOURCES: &[KernelSource] = sources! {
     "append_kv", true;
     "append_ring", true;
     "bf16_matmul", true;
+    "block_conv", true;
+    "draft_block", true;
+    "draft_select", true;
     "embed_rows", true;
     "gate", true;
     "gather_taps", true;
@@ -45,8 +48,10 @@ pub const KERNEL_SOURCES: &[KernelSource] = sources! {
 pub(super) const HEADERS: &[(&str, &str)] = headers![
     "async_copy.cuh",
     "block_reduce.cuh",
+    "logit_keys.cuh",
     "mma.cuh",
     "octet_sums.cuh",
+    "packed_rows.cuh",
     "placed_rows.cuh",
     "row_paths.cuh",
     "skinny_matmul.cuh",
