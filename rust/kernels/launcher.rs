@@ -114,6 +114,11 @@ impl<'a> Launcher<'a> {
         let function = device
             .function(KernelSource::of(self.kernel), entry)
             .map_err(|source| self.named(source))?;
+        if shape.shared_bytes > 0 {
+            device
+                .allow_shared_bytes(&function, shape.shared_bytes as usize)
+                .map_err(|source| self.named(source))?;
+        }
         let launch = Launch::new(&function, shape, device.limits().has_clusters);
         // SAFETY: the caller's promise.
         unsafe { launch.run(device, params) }.map_err(|source| self.named(source))
