@@ -44,7 +44,7 @@ pub struct RowPaths {
 /// Where kernels find the lists: `RowPaths` of `cuda/include/row_paths.cuh`, which says what they hold.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct CudaPaths {
+pub(super) struct CudaPaths {
     positions: u64,
     row_facts: u64,
     segment_facts: u64,
@@ -258,7 +258,7 @@ impl RowPaths {
     ///
     /// # Errors
     /// [`KernelError::WrongDevice`] when they are not there.
-    pub fn on_cuda(&self, kernel: &'static str) -> Result<CudaPaths, KernelError> {
+    pub(super) fn on_cuda(&self, kernel: &'static str) -> Result<CudaPaths, KernelError> {
         let addresses = || {
             let address = |list: &Staged<u32>| list.cuda_address();
             Some(CudaPaths {
