@@ -26,6 +26,7 @@ mod rows;
 mod scan;
 
 use super::greedy_argmax::check_masks;
+use super::masked_ids::MaskedIds;
 use super::packed_bf16::PackedBf16;
 use super::simd::{self, Isa, LANES};
 use super::{Kernel, check_len, check_size};
@@ -57,8 +58,8 @@ pub struct LmHeadScreenArgs<'a> {
     /// What the largest is the largest of. By estimates no channel is multiplied exactly: nothing survives, and what
     /// cannot be screened is decided densely as ever.
     pub scores: HeadScores,
-    /// Per row, the ids that may not be chosen, in any order.
-    pub masked: &'a [&'a [u32]],
+    /// Per row, the ids that may not be chosen.
+    pub masked: &'a MaskedIds,
     /// Room for the logits of rows that take the dense path, `[num_rows, vocab_size]`.
     pub dense_logits: &'a mut Buffer<f32>,
     /// Result, one id per row.
@@ -87,7 +88,7 @@ impl Kernel for LmHeadScreen {
         check_size(name, "out_features", args.head.out_features(), n)?;
         check_size(name, "in_features", args.head.in_features(), k)?;
         check_len(name, "x", args.x.len(), num_rows * k)?;
-        check_len(name, "masked", args.masked.len(), num_rows)?;
+        check_len(name, "masked", args.masked.num_rows(), num_rows)?;
         check_len(name, "token_ids", args.token_ids.len(), num_rows)?;
         check_len(name, "best_logits", args.best_logits.len(), num_rows)?;
         check_len(name, "dense_logits", args.dense_logits.len(), num_rows * n)?;
@@ -124,7 +125,7 @@ fn screen(device: &HostDevice, isa: Isa, args: LmHeadScreenArgs<'_>) {
             screened.push(row);
             scan_rows.push(scan::ScanRow {
                 coded,
-                masked: mask_bits(args.masked[row], args.exact.out_features()),
+                masked: mask_bits(args.masked.row(row), args.exact.out_features()),
             });
         }
     }

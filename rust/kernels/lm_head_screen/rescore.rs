@@ -5,6 +5,7 @@ use super::super::bf16_matmul::{
     Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16, TilePair, multiply_tile_pairs,
 };
 use super::super::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
+use super::super::masked_ids::MaskedIds;
 use super::super::simd::{Isa, LANES};
 use crate::device::{Buffer, HostDevice};
 
@@ -113,7 +114,7 @@ pub(super) fn decide_survivors(problem: &Problem<'_>, survivors: &[Survivor]) ->
 pub(super) fn decide_densely(
     problem: &Problem<'_>,
     rows: &[usize],
-    masked: &[&[u32]],
+    masked: &MaskedIds,
     with_gap: bool,
     logits: &mut Buffer<f32>,
 ) -> Vec<Choice> {
@@ -136,7 +137,7 @@ pub(super) fn decide_densely(
             epilogue: Epilogue::Store,
         },
     );
-    let masked: Vec<&[u32]> = rows.iter().map(|&row| masked[row]).collect();
+    let masked: Vec<&[u32]> = rows.iter().map(|&row| masked.row(row)).collect();
     let mut token_ids = vec![0; rows.len()];
     let mut best_logits = vec![0.0; rows.len()];
     GreedyArgmax::host(
@@ -145,7 +146,7 @@ pub(super) fn decide_densely(
             logits,
             num_rows: rows.len(),
             vocab_size: n,
-            masked: &masked,
+            masked: &MaskedIds::on_host(&masked),
             token_ids: &mut token_ids,
             best_logits: &mut best_logits,
         },

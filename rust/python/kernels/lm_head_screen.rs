@@ -9,6 +9,7 @@ use crate::device::Buffer;
 use crate::kernels::lm_head_screen::{
     HeadScores, LmHeadScreen, LmHeadScreenArgs, ScreenedHead, intervals,
 };
+use crate::kernels::masked_ids::MaskedIds;
 use crate::kernels::simd;
 
 /// Token ids, their logits, survivors, fallbacks and gaps, one per row.
@@ -36,7 +37,6 @@ pub(super) fn lm_head_screen<'py>(
     let num_rows = x.as_array().nrows();
     let (x, exact) = (buffer(&x)?, packed(&weight)?);
     let head = ScreenedHead::new(&exact);
-    let masked: Vec<&[u32]> = masked.iter().map(Vec::as_slice).collect();
     let mut token_ids = vec![u32::MAX; num_rows];
     let mut best_logits = vec![f32::NAN; num_rows];
     let mut dense_logits = Buffer::zeroed(num_rows * exact.out_features());
@@ -54,7 +54,7 @@ pub(super) fn lm_head_screen<'py>(
                 true => HeadScores::Estimates,
                 false => HeadScores::Logits,
             },
-            masked: &masked,
+            masked: &MaskedIds::on_host(&masked.iter().map(Vec::as_slice).collect::<Vec<_>>()),
             dense_logits: &mut dense_logits,
             token_ids: &mut token_ids,
             best_logits: &mut best_logits,
