@@ -9,6 +9,7 @@ use crate::device::{Backend, Device};
 use crate::drafter::{self, PairFiles, config::DrafterConfig};
 use crate::error::{DeviceError, Error, KernelError, RequestError, Result};
 use crate::kernels::paths::RowPaths;
+use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::sample_rows::philox::request_seed;
 use crate::model::config::ModelConfig;
 use crate::model::decoder::Decoder;
@@ -25,6 +26,8 @@ use crate::scheduler::queue::Scheduler;
 use crate::step::decode_step::{DraftWorkspace, ModelPair, decode_step};
 use crate::stream::StepEvent;
 use crate::weights::checkpoint::{Checkpoint, Verification};
+
+mod warm_up;
 
 /// A loaded deployment that serves requests.
 pub struct Engine {
@@ -123,13 +126,15 @@ impl Planned<'_> {
         let target =
             device.install(|| Decoder::new(config, weights, taps, head, max_rows, &device))?;
         let paths = RowPaths::with_capacity(&device, max_rows, sizes.num_pages)?;
-        Ok(Engine {
+        let committed_rows = PlacedRows::with_capacity(&device, max_rows)?;
+        let mut engine = Engine {
             pair: ModelPair {
                 device,
                 target,
                 caches,
                 drafter,
                 paths,
+                committed_rows,
                 workspace: DraftWorkspace::default(),
             },
             draft_config,
@@ -140,7 +145,11 @@ impl Planned<'_> {
             finished: HashMap::new(),
             next_id: 0,
             seed: options.seed,
-        })
+        };
+        if engine.device().backend() == Backend::Cuda {
+            engine.warm_up()?;
+        }
+        Ok(engine)
     }
 }
 

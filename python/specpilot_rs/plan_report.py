@@ -140,7 +140,7 @@ def _notes(plan: dict[str, Any]) -> Iterator[str]:
         yield "W12 pays for no matrix of this model: all stay BF16."
     elif w12["is_estimate"]:
         yield (
-            f"In memory W12 is estimated at {bits}: 12 bits, a base per channel, a count per tile and "
+            f"In memory W12 is estimated at {bits}: 12 bits, what decoding needs beside them, and "
             f"{plan['assumed_escape_rate']:g} escapes a weight; convert the model for exact sizes."
         )
     else:

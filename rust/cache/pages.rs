@@ -4,7 +4,10 @@
 //! values. Pages are handed out whole; a pool is reserved but not touched before tokens are written.
 
 use crate::device::{Buffer, Device};
-use crate::error::DeviceError;
+use crate::error::{DeviceError, KernelError};
+use crate::kernels::Kernel;
+use crate::kernels::append_kv::{AppendKv, AppendKvArgs, KvLayer};
+use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::tree_attention::KV_BLOCK;
 
 /// Key/value heads of one layer.
@@ -33,8 +36,19 @@ pub struct KvCache {
     page_bytes: usize,
 }
 
+/// Keys and values that a pass left behind in one layer.
+pub struct KvTail<'a> {
+    /// The layer, counting attention layers only.
+    pub layer: usize,
+    /// Keys `[rows, kv_heads, head_dim]`.
+    pub k: &'a Buffer<f32>,
+    /// Values, laid out like the keys.
+    pub v: &'a Buffer<f32>,
+}
+
 #[derive(Debug)]
 struct LayerPages {
+    shape: KvShape,
     k: Buffer<f32>,
     v: Buffer<f32>,
 }
@@ -47,6 +61,7 @@ impl KvCache {
     pub fn new(device: &Device, layers: &[KvShape], num_pages: usize) -> Result<Self, DeviceError> {
         let pages = |shape: &KvShape| {
             Ok(LayerPages {
+                shape: *shape,
                 k: device.try_alloc(num_pages * shape.page_len())?,
                 v: device.try_alloc(num_pages * shape.page_len())?,
             })
@@ -81,6 +96,33 @@ impl KvCache {
     pub fn k_v_mut(&mut self, layer: usize) -> (&mut Buffer<f32>, &mut Buffer<f32>) {
         let pages = &mut self.layers[layer];
         (&mut pages.k, &mut pages.v)
+    }
+
+    /// Copies `rows` of the tails of some layers, in ascending order, to their pages.
+    ///
+    /// # Errors
+    /// [`KernelError`] when a row lies outside its tail or has no page.
+    pub fn append(
+        &mut self,
+        device: &Device,
+        rows: &PlacedRows,
+        tails: &[KvTail<'_>],
+    ) -> Result<(), KernelError> {
+        let mut tails = tails.iter().peekable();
+        let layers = self.layers.iter_mut().enumerate();
+        let layers = layers.filter_map(|(layer, pages)| {
+            let tail = tails.next_if(|tail| tail.layer == layer)?;
+            Some(KvLayer {
+                k_tail: tail.k,
+                v_tail: tail.v,
+                kv_heads: pages.shape.num_kv_heads,
+                head_dim: pages.shape.head_dim,
+                k_pages: &mut pages.k,
+                v_pages: &mut pages.v,
+            })
+        });
+        let layers = layers.collect();
+        AppendKv::run(device, AppendKvArgs { rows, layers })
     }
 
     /// Takes `num_pages` pages, or none when fewer are free.

@@ -5,11 +5,12 @@
 
 use crate::device::{Buffer, Device};
 use crate::error::{DeviceError, KernelError};
-use crate::kernels::gdn_wy::GdnShape;
+use crate::kernels::gdn_wy::{GdnShape, GdnTail};
+use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::tree_attention::KV_BLOCK;
 
 use super::gdn_state::GdnCache;
-use super::pages::{KvCache, KvShape};
+use super::pages::{KvCache, KvShape, KvTail};
 
 /// Which cache a layer of the model uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,11 +100,26 @@ impl SequenceCaches {
         }
     }
 
-    /// Notes that all layers of `slot` hold `committed_len` tokens.
-    pub fn advance(&mut self, slot: usize, committed_len: usize) {
+    /// Commits `rows` of a pass: copies what it left behind of them in the attention layers (`kv_tails`) and the
+    /// gated-delta layers (`gdn_tails`: inputs of the convolution and log entries), all of either in order.
+    ///
+    /// # Errors
+    /// [`KernelError`] when a row lies outside a tail or has no page.
+    pub fn commit(
+        &mut self,
+        device: &Device,
+        rows: &PlacedRows,
+        kv_tails: &[KvTail<'_>],
+        gdn_tails: &[(&Buffer<f32>, &GdnTail)],
+    ) -> Result<(), KernelError> {
+        self.kv.append(device, rows, kv_tails)?;
         if let Some(gdn) = &mut self.gdn {
-            gdn.advance(slot, committed_len);
+            gdn.append(device, rows, gdn_tails)?;
+            for &(slot, committed_len) in rows.ends() {
+                gdn.advance(slot, committed_len);
+            }
         }
+        Ok(())
     }
 
     /// Recurrent state of `slot` after its `committed_len` tokens, `[GDN layers, Hv, Dk, Dv]`; `None` for a model
@@ -143,12 +159,6 @@ impl SequenceCaches {
             .expect("a gated-delta layer implies a recurrent cache")
     }
 
-    pub(crate) fn gdn_mut(&mut self) -> &mut GdnCache {
-        self.gdn
-            .as_mut()
-            .expect("a gated-delta layer implies a recurrent cache")
-    }
-
     /// Index of an attention layer among the attention layers.
     pub fn attention_index(&self, layer: usize) -> usize {
         self.index_in_kind[layer]
@@ -162,14 +172,5 @@ impl SequenceCaches {
     /// Pages of `slot`, one per 64 positions; none while it is free.
     pub fn pages(&self, slot: usize) -> &[u32] {
         self.page_tables[slot].as_deref().unwrap_or_default()
-    }
-
-    pub(crate) fn pages_mut(
-        &mut self,
-        slot: usize,
-        kv_layer: usize,
-    ) -> (&[u32], &mut Buffer<f32>, &mut Buffer<f32>) {
-        let (k, v) = self.kv.k_v_mut(kv_layer);
-        (self.page_tables[slot].as_deref().unwrap_or_default(), k, v)
     }
 }

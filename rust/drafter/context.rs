@@ -11,14 +11,14 @@ use super::config::BlockConfig;
 use super::context_length::ContextLength;
 use super::weights::BlockWeights;
 use super::{ContextRows, DraftAnchor};
-use crate::cache::pages::{KvCache, KvShape};
+use crate::cache::pages::{KvCache, KvShape, KvTail};
 use crate::device::{Buffer, Device, Staged};
 use crate::error::Result;
-use crate::kernels::append_kv::{AppendKv, AppendKvArgs};
 use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::draft_block::{BlockContext, BlockContexts};
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
 use crate::kernels::paths::MAX_PATH_ROWS;
+use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use crate::kernels::rope::{Rope, RopeArgs};
 use crate::kernels::tree_attention::KV_BLOCK;
@@ -38,6 +38,8 @@ pub(super) struct Contexts {
     /// A chunk's rows of the pass, and their positions.
     pass_rows: Staged<u32>,
     positions: Staged<u32>,
+    /// Rows of a chunk in the pages of the layers without and with a window.
+    chunk_rows: [PlacedRows; 2],
     /// Contexts of the blocks being drafted, in layers without and with a window.
     seen_whole: BlockContexts,
     seen_windowed: BlockContexts,
@@ -166,6 +168,7 @@ impl Contexts {
             scratch: Scratch::with(config, |width| device.try_alloc(CHUNK_ROWS * width))?,
             pass_rows: Staged::default(),
             positions: Staged::default(),
+            chunk_rows: Default::default(),
             seen_whole: BlockContexts::default(),
             seen_windowed: BlockContexts::default(),
         })
@@ -283,8 +286,8 @@ impl Contexts {
             inverse_frequencies,
         } = model;
         let (num_rows, s) = (rows.len(), &mut self.scratch);
-        let slot = &self.slots[slot];
-        let first_position = slot.length.len();
+        let state = &self.slots[slot];
+        let first_position = state.length.len();
         self.pass_rows.fill(device, rows.iter().copied())?;
         let positions = (first_position as u32..).take(num_rows);
         self.positions.fill(device, positions)?;
@@ -312,7 +315,15 @@ impl Contexts {
                 y: &mut s.hidden,
             },
         )?;
-        let chunk_rows: Vec<u32> = (0..num_rows as u32).collect();
+        let [whole_rows, ring_rows] = &mut self.chunk_rows;
+        for (placed, pages) in [
+            (&mut *whole_rows, &state.whole_pages),
+            (&mut *ring_rows, &state.ring_pages),
+        ] {
+            placed.clear();
+            placed.push(slot, first_position, pages, 0..num_rows as u32)?;
+            placed.finish(device)?;
+        }
         for (i, layer) in weights.layers.iter().enumerate() {
             let hidden = &s.hidden;
             let (k_proj, v_proj) = (&layer.k_proj, &layer.v_proj);
@@ -343,25 +354,16 @@ impl Contexts {
                 },
             )?;
             let Place { is_windowed, index } = self.places[i];
-            let (cache, page_table) = match is_windowed {
-                true => (&mut self.windowed, &slot.ring_pages),
-                false => (&mut self.whole, &slot.whole_pages),
+            let (cache, rows) = match is_windowed {
+                true => (&mut self.windowed, &*ring_rows),
+                false => (&mut self.whole, &*whole_rows),
             };
-            let (k_pages, v_pages) = cache.k_v_mut(index);
-            AppendKv::run(
-                device,
-                AppendKvArgs {
-                    k_tail: &s.k,
-                    v_tail: &s.v,
-                    rows: &chunk_rows,
-                    first_position,
-                    page_table,
-                    kv_heads: config.num_kv_heads,
-                    head_dim: config.head_dim,
-                    k_pages,
-                    v_pages,
-                },
-            )?;
+            let tail = KvTail {
+                layer: index,
+                k: &s.k,
+                v: &s.v,
+            };
+            cache.append(device, rows, &[tail])?;
         }
         Ok(())
     }

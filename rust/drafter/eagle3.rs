@@ -18,14 +18,15 @@ use super::context_length::ContextLength;
 use super::footprint::DrafterSizes;
 use super::proposal::Proposal;
 use super::{ContextRows, DraftAnchor, DraftRequest, Drafter, Standing, check_length};
-use crate::cache::pages::KvCache;
+use crate::cache::pages::{KvCache, KvTail};
 use crate::device::{Buffer, Device, Staged};
 use crate::error::{DrafterError, Result};
-use crate::kernels::append_kv::{AppendKv, AppendKvArgs};
+use crate::kernels::append_kv::AppendKv;
 use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::draft_select::{DraftSelect, DraftSelectArgs, LogitShape};
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
 use crate::kernels::paths::RowPaths;
+use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::kernels::{Kernel, check_size};
 use crate::model::DecoderWeights;
@@ -58,6 +59,8 @@ pub(super) struct Eagle3 {
     token_ids: Buffer<u32>,
     log_probs: Buffer<f32>,
     beam: Beam,
+    /// Rows of a growing context.
+    entered: PlacedRows,
     /// Rows of the depth being drafted.
     paths: RowPaths,
     /// Rows of the depth before.
@@ -174,6 +177,7 @@ impl Eagle3 {
             token_ids: device.try_alloc(num_children)?,
             log_probs: device.try_alloc(num_children)?,
             beam: Beam::new(Merging::Never),
+            entered: PlacedRows::with_capacity(device, CHUNK_ROWS)?,
             paths: paths()?,
             paths_before: paths()?,
             config: config.clone(),
@@ -231,22 +235,17 @@ impl Eagle3 {
             };
             let embed = self.weights.embed.as_ref().unwrap_or(&target.embed);
             layer.enter(token_ids, embed, features, &positions, entry)?;
-            let entered: Vec<u32> = (0..token_ids.len() as u32).collect();
-            let (k_pages, v_pages) = self.cache.k_v_mut(0);
-            AppendKv::run(
-                device,
-                AppendKvArgs {
-                    k_tail: &entry.k,
-                    v_tail: &entry.v,
-                    rows: &entered,
-                    first_position,
-                    page_table: &slot.page_table,
-                    kv_heads: self.config.num_kv_heads,
-                    head_dim: self.config.head_dim,
-                    k_pages,
-                    v_pages,
-                },
-            )?;
+            let entered = 0..token_ids.len() as u32;
+            self.entered.clear();
+            self.entered
+                .push(rows.slot, first_position, &slot.page_table, entered)?;
+            self.entered.finish(device)?;
+            let tail = KvTail {
+                layer: 0,
+                k: &entry.k,
+                v: &entry.v,
+            };
+            self.cache.append(device, &self.entered, &[tail])?;
         }
         slot.length.grow(num_rows, rows.standing);
         let row = FEATURES_PER_SLOT * rows.slot + usize::from(rows.standing == Standing::Scratch);

@@ -23,6 +23,7 @@ pub mod masked_ids;
 mod packed_bf16;
 mod packed_w12;
 pub mod paths;
+pub mod placed_rows;
 #[cfg(test)]
 pub(crate) mod random_trees;
 pub mod rms_norm;

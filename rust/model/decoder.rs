@@ -14,6 +14,7 @@ use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
 use crate::kernels::gate::{Gate, GateArgs, GateKind};
 use crate::kernels::lm_head_screen::ScreenedHead;
 use crate::kernels::paths::RowPaths;
+use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use crate::kernels::sample_rows::RowSampler;
 use crate::kernels::w12_matmul::WeightView;
@@ -103,7 +104,7 @@ impl Decoder {
             workspace: Workspace::with(&config, tap_layers.len(), rows)?,
             tail: PassTail::new(&config, max_rows, device)?,
             tap_layers: tap_layers.to_vec(),
-            token_ids: Staged::default(),
+            token_ids: Staged::with_capacity(device, max_rows)?,
             head: Head::new(device, &weights, head, max_rows)?,
             config,
             weights,
@@ -273,7 +274,7 @@ impl Decoder {
         self.head.screened().map_or(0, ScreenedHead::num_bytes)
     }
 
-    /// Commits the rows of one accepted path of the last forward to the caches of `slot`.
+    /// Commits rows of the last forward to the caches.
     ///
     /// # Errors
     /// [`KernelError`] when a kernel refuses its arguments.
@@ -281,12 +282,9 @@ impl Decoder {
         &self,
         device: &Device,
         caches: &mut SequenceCaches,
-        slot: usize,
-        committed_len: usize,
-        rows: &[u32],
+        rows: &PlacedRows,
     ) -> Result<(), KernelError> {
-        self.tail
-            .commit(device, caches, slot, committed_len, rows, &self.config)
+        self.tail.commit(device, caches, rows)
     }
 }
 

@@ -101,7 +101,7 @@ impl Head {
         let (vocab_size, width) = (weights.embed.out_features(), weights.embed.in_features());
         Ok(Self {
             screened,
-            wanted: Staged::default(),
+            wanted: Staged::with_capacity(device, max_rows)?,
             masked: MaskedIds::default(),
             rows: device.try_alloc(max_rows * width)?,
             logits: device.try_alloc(max_rows * vocab_size)?,

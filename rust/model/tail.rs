@@ -1,11 +1,11 @@
 //! What the rows of one pass leave behind for a commit: nothing of it is in the caches until a path is accepted.
 
+use crate::cache::pages::KvTail;
 use crate::cache::slots::SequenceCaches;
 use crate::device::{Buffer, Device};
 use crate::error::{DeviceError, KernelError};
-use crate::kernels::Kernel;
-use crate::kernels::append_kv::{AppendKv, AppendKvArgs};
 use crate::kernels::gdn_wy::GdnTail;
+use crate::kernels::placed_rows::PlacedRows;
 
 use super::config::{LayerConfig, MixerKind, ModelConfig};
 
@@ -82,50 +82,27 @@ impl PassTail {
         config.num_attention_layers() * kv + config.num_gdn_layers() * gdn
     }
 
+    /// Commits `rows` of the pass to `caches`.
+    ///
+    /// # Errors
+    /// [`KernelError`] when a row lies outside the pass or has no page.
     pub(super) fn commit(
         &self,
         device: &Device,
         caches: &mut SequenceCaches,
-        slot: usize,
-        committed_len: usize,
-        rows: &[u32],
-        config: &ModelConfig,
+        rows: &PlacedRows,
     ) -> Result<(), KernelError> {
-        for (layer, tail) in self.layers.iter().enumerate() {
+        let (mut kv_tails, mut gdn_tails) = (Vec::new(), Vec::new());
+        for tail in &self.layers {
             match tail {
-                LayerTail::Attention(tail) => {
-                    let kv_layer = caches.attention_index(layer);
-                    let (page_table, k_pages, v_pages) = caches.pages_mut(slot, kv_layer);
-                    AppendKv::run(
-                        device,
-                        AppendKvArgs {
-                            k_tail: &tail.k,
-                            v_tail: &tail.v,
-                            rows,
-                            first_position: committed_len,
-                            page_table,
-                            kv_heads: config.attention.num_kv_heads,
-                            head_dim: config.attention.head_dim,
-                            k_pages,
-                            v_pages,
-                        },
-                    )?;
-                }
-                LayerTail::GatedDelta(tail) => {
-                    let gdn_layer = caches.gdn_index(layer);
-                    caches.gdn_mut().commit(
-                        device,
-                        gdn_layer,
-                        slot,
-                        committed_len,
-                        rows,
-                        &tail.qkv,
-                        &tail.log,
-                    )?;
-                }
+                LayerTail::Attention(AttentionTail { k, v }) => kv_tails.push(KvTail {
+                    layer: kv_tails.len(),
+                    k,
+                    v,
+                }),
+                LayerTail::GatedDelta(tail) => gdn_tails.push((&tail.qkv, &tail.log)),
             }
         }
-        caches.advance(slot, committed_len + rows.len());
-        Ok(())
+        caches.commit(device, rows, &kv_tails, &gdn_tails)
     }
 }

@@ -29,17 +29,29 @@ pub fn commit(
         screening,
         records,
     } = accepted;
+    let ModelPair {
+        device,
+        target,
+        caches,
+        committed_rows,
+        ..
+    } = pair;
+    committed_rows.clear();
+    for (entry, path) in batch.entries.iter().zip(&accepted) {
+        let (pages, rows) = (caches.pages(entry.slot), path.rows.iter().copied());
+        committed_rows.push(entry.slot, entry.committed_len, pages, rows)?;
+    }
+    committed_rows.finish(device)?;
+    target.commit(device, caches, committed_rows)?;
     let mut entries = Vec::with_capacity(accepted.len());
     let entries_of_batch = batch.entries.iter().zip(&trees).zip(screening);
     for (((entry, tree), screening), path) in entries_of_batch.zip(accepted) {
         let ModelPair {
             device,
             target,
-            caches,
             drafter,
             ..
         } = pair;
-        target.commit(device, caches, entry.slot, entry.committed_len, &path.rows)?;
         if let (Some(drafter), None) = (drafter, path.finish) {
             // A path starts at its tree's root.
             let in_tree = |row: &u32| (row - path.rows[0]) as usize;

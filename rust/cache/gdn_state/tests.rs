@@ -154,13 +154,12 @@ impl Model {
     }
 
     fn commit(&self, cache: &mut GdnCache, slot: usize, pass: &Pass, rows: &[usize]) {
-        let rows: Vec<u32> = rows.iter().map(|&row| row as u32).collect();
         let len = cache.slots[slot].committed_len;
-        for (layer, tail) in pass.tails.iter().enumerate() {
-            cache
-                .commit(&self.device, layer, slot, len, &rows, &pass.qkv, tail)
-                .unwrap();
-        }
+        let mut placed = PlacedRows::default();
+        let taken = rows.iter().map(|&row| row as u32);
+        placed.push(slot, len, &[], taken).unwrap();
+        let tails: Vec<_> = pass.tails.iter().map(|tail| (&pass.qkv, tail)).collect();
+        cache.append(&self.device, &placed, &tails).unwrap();
         cache.advance(slot, len + rows.len());
     }
 
@@ -470,8 +469,11 @@ fn paths_beyond_a_pass_and_foreign_rows_are_refused() {
         .device
         .try_alloc(2 * model.shape.conv_channels())
         .unwrap();
+    let mut rows = PlacedRows::default();
+    rows.push(0, 0, &[], [2]).unwrap();
+    let tails = [(&qkv, &tail); NUM_LAYERS];
     assert!(matches!(
-        cache.commit(&model.device, 0, 0, 0, &[2], &qkv, &tail),
+        cache.append(&model.device, &rows, &tails),
         Err(KernelError::BufferTooShort {
             argument: "tail.k",
             ..

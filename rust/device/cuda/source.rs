@@ -29,6 +29,8 @@ macro_rules! headers {
 
 /// All kernels.
 pub const KERNEL_SOURCES: &[KernelSource] = sources! {
+    "append_kv", true;
+    "append_ring", true;
     "bf16_matmul", true;
     "block_conv", true;
     "draft_block", true;
@@ -50,6 +52,8 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "mma.cuh",
     "octet_sums.cuh",
     "packed_rows.cuh",
+    "placed_rows.cuh",
+    "row_paths.cuh",
     "skinny_matmul.cuh",
     "slice_sums.cuh",
     "w12_decode.cuh"

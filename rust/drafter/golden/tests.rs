@@ -18,6 +18,7 @@ use crate::drafter::tests::{Target, demo, open_in, sizes, target};
 use crate::drafter::{ContextRows, DraftAnchor, DraftRequest, Drafter, Standing};
 use crate::kernels::Kernel;
 use crate::kernels::paths::RowPaths;
+use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use crate::kernels::w12_matmul::WeightView;
 use crate::model::decoder::Decoder;
@@ -102,10 +103,11 @@ fn taps(layers: &[usize], token_ids: &[u32]) -> Vec<Buffer<f32>> {
         for (tap, rows) in taps.iter_mut().zip(decoder.taps()) {
             tap.extend_from_slice(&rows.host()[..chunk.len() * HIDDEN]);
         }
-        let rows: Vec<u32> = (0..chunk.len() as u32).collect();
-        decoder
-            .commit(device, &mut caches, slot, first, &rows)
+        let mut rows = PlacedRows::default();
+        let pages = caches.pages(slot);
+        rows.push(slot, first, pages, 0..chunk.len() as u32)
             .unwrap();
+        decoder.commit(device, &mut caches, &rows).unwrap();
     }
     taps.iter().map(|tap| Buffer::from_slice(tap)).collect()
 }

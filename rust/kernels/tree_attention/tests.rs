@@ -3,9 +3,9 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::cache::pages::{KvCache, KvShape};
+use crate::cache::pages::{KvCache, KvShape, KvTail};
 use crate::device::Device;
-use crate::kernels::append_kv::{AppendKv, AppendKvArgs};
+use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::random_trees::{ChainInTree, Numbers};
 
 struct Model {
@@ -105,20 +105,15 @@ impl Model {
                 rows.iter()
                     .map(|row| out.host()[row * row_len..][..row_len].to_vec()),
             );
-            let rows: Vec<u32> = rows.iter().map(|&row| row as u32).collect();
-            let (k_pages, v_pages) = cache.k_v_mut(0);
-            let args = AppendKvArgs {
-                k_tail: &k,
-                v_tail: &v,
-                rows: &rows,
-                first_position: len,
-                page_table: &table,
-                kv_heads: self.kv_heads,
-                head_dim: self.head_dim,
-                k_pages,
-                v_pages,
+            let mut placed = PlacedRows::default();
+            let taken = rows.iter().map(|&row| row as u32);
+            placed.push(0, len, &table, taken).unwrap();
+            let tail = KvTail {
+                layer: 0,
+                k: &k,
+                v: &v,
             };
-            AppendKv::run(&self.device, args).unwrap();
+            cache.append(&self.device, &placed, &[tail]).unwrap();
         }
         outputs
     }

@@ -37,6 +37,7 @@ use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::PackedBf16;
 use crate::kernels::masked_ids::MaskedIds;
 use crate::kernels::paths::RowPaths;
+use crate::kernels::placed_rows::PlacedRows;
 
 /// Kernels on numpy arrays, for tests.
 #[pymodule(submodule)]
@@ -211,4 +212,18 @@ fn row_paths(device: &Device, segments: &[SegmentTuple], pages: &[Vec<u32>]) -> 
     }
     paths.finish(device).map_err(Error::from)?;
     Ok(paths)
+}
+
+/// Rows that go to a slot from a position on; `place` is the two.
+fn placed_rows(
+    device: &Device,
+    place: (usize, usize),
+    pages: &[u32],
+    rows: &[u32],
+) -> PyResult<PlacedRows> {
+    let mut placed = PlacedRows::default();
+    let pushed = placed.push(place.0, place.1, pages, rows.iter().copied());
+    pushed.map_err(refused)?;
+    placed.finish(device).map_err(Error::from)?;
+    Ok(placed)
 }
