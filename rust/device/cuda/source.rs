@@ -39,6 +39,7 @@ pub const KERNEL_SOURCES: &[KernelSource] = sources! {
     "gate", true;
     "gather_taps", true;
     "greedy_argmax", true;
+    "lm_head_screen", true;
     "rms_norm", true;
     "rope", true;
     "w12_matmul", true;
@@ -52,6 +53,9 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "mma.cuh",
     "octet_sums.cuh",
     "packed_rows.cuh",
+    "screen.cuh",
+    "screen_scan.cuh",
+    "screen_scan_wgmma.cuh",
     "placed_rows.cuh",
     "row_paths.cuh",
     "skinny_matmul.cuh",
