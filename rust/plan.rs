@@ -78,7 +78,7 @@ impl Limits {
             max_model_len,
             max_num_seqs: options.max_num_seqs,
             max_step_rows: MAX_STEP_ROWS.max(MAX_PATH_ROWS),
-            speculation: speculation::resolve(options, drafter, head)?,
+            speculation: speculation::resolve(options, drafter, head, backend)?,
             head,
         })
     }

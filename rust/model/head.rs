@@ -13,7 +13,7 @@
 
 use super::weights::DecoderWeights;
 use crate::device::{Buffer, Device, Staged};
-use crate::error::{DeviceError, Result};
+use crate::error::Result;
 use crate::kernels::Kernel;
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
 use crate::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
@@ -87,16 +87,20 @@ impl Head {
     /// Makes the INT8 copy if `path` wants one, and buffers for `max_rows` rows.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfMemory`].
+    /// [`DeviceError`](crate::error::DeviceError) when there is no room for them.
     pub(super) fn new(
         device: &Device,
         weights: &DecoderWeights,
         path: HeadPath,
         max_rows: usize,
-    ) -> Result<Self, DeviceError> {
+    ) -> Result<Self> {
         let screened = match path {
             HeadPath::Dense => None,
-            HeadPath::Screened => weights.head_bf16().map(ScreenedHead::new),
+            HeadPath::Screened => {
+                let head = weights.head_bf16();
+                head.map(|head| ScreenedHead::new_on(device, head))
+                    .transpose()?
+            }
         };
         let (vocab_size, width) = (weights.embed.out_features(), weights.embed.in_features());
         Ok(Self {

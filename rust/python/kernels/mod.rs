@@ -150,14 +150,6 @@ where
     py.detach(|| K::run(device, args)).map_err(refused)
 }
 
-/// Runs kernel `K` on the host with the lock released.
-fn run<K: Kernel>(py: Python<'_>, args: K::Args<'_>) -> PyResult<()>
-where
-    for<'a> K::Args<'a>: Send,
-{
-    run_on::<K>(py, device()?, args)
-}
-
 fn refused(error: KernelError) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
