@@ -1,11 +1,15 @@
-//! The CUDA matmuls against cuBLASLt on the matrices of a 27B model, all in one run.
+//! The CUDA kernels on the shapes of a 27B model, all in one run; matmuls against cuBLASLt.
 //!
 //! For each matrix: bits first (W12 against BF16 weights that were written by another kernel, every row count against
 //! 64 rows, float64 by tolerance), then microseconds of graph replays over copies that together are far larger than the
-//! L2 cache. `SPECPILOT_BENCH_JSON=FILE` also writes the figures there; names of matrices as arguments pick some.
+//! L2 cache. `SPECPILOT_BENCH_JSON=FILE` also writes the figures there; names of matrices, and `rows`, `drafter` and
+//! `screen` for the other kernels, as arguments pick some.
 
 mod cublas;
+mod drafter;
 mod planted;
+mod rows;
+mod screen;
 mod timing;
 
 use cublas::CublasLt;
@@ -79,12 +83,25 @@ fn main() {
         .skip(1)
         .filter(|a| !a.starts_with('-'))
         .collect();
+    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| w == name);
     let lt = CublasLt::new(&device);
     println!("{}, {:?}", cuda.gpu_name().expect("a name"), cuda.limits());
     let mut results = Vec::new();
     for (name, n, k) in MATRICES {
-        if wanted.is_empty() || wanted.iter().any(|w| w == name) {
+        if is_wanted(name) {
             results.extend(bench_matrix(&device, cuda, lt.as_ref(), name, n, k));
+        }
+    }
+    for (name, bench) in [
+        (
+            "rows",
+            rows::bench as fn(&Device, &CudaDevice) -> Vec<Value>,
+        ),
+        ("drafter", drafter::bench),
+        ("screen", screen::bench),
+    ] {
+        if is_wanted(name) {
+            results.extend(bench(&device, cuda));
         }
     }
     print_means(&results);

@@ -5,7 +5,8 @@ use std::hint::black_box;
 use criterion::{BenchmarkId, Criterion, Throughput};
 use specpilot_rs::device::{Buffer, Device};
 use specpilot_rs::kernels::Kernel;
-use specpilot_rs::kernels::append_ring::{AppendRing, AppendRingArgs};
+use specpilot_rs::kernels::append_ring::{AppendRing, AppendRingArgs, Ring};
+use specpilot_rs::kernels::placed_rows::PlacedRows;
 
 /// Name, length of a logged value row.
 const SHAPES: [(&str, usize); 2] = [("demo", 512), ("27b", 6144)];
@@ -18,20 +19,22 @@ pub fn bench(c: &mut Criterion) {
     for (name, row_len) in SHAPES {
         for num_rows in [1, 13, 64] {
             let tail = Buffer::from_slice(&vec![0.1_f32; 64 * row_len]);
-            let rows: Vec<u32> = (0..num_rows as u32).collect();
-            let mut rings = device.alloc::<f32>(RING_LEN * row_len);
+            let mut rows = PlacedRows::default();
+            rows.push(0, 40, &[], 0..num_rows as u32)
+                .expect("no pages are asked for");
+            let mut rings = device.try_alloc::<f32>(RING_LEN * row_len).unwrap();
             let num_bytes = num_rows * row_len * size_of::<f32>();
             group.throughput(Throughput::Bytes(num_bytes as u64));
             group.bench_function(BenchmarkId::new(name, num_rows), |b| {
                 b.iter(|| {
                     let args = AppendRingArgs {
-                        tail: &tail,
                         rows: &rows,
-                        first_position: 40,
-                        row_len,
-                        ring_len: RING_LEN,
-                        slot: 0,
-                        rings: &mut rings,
+                        rings: vec![Ring {
+                            tail: &tail,
+                            row_len,
+                            ring_len: RING_LEN,
+                            rings: &mut rings,
+                        }],
                     };
                     AppendRing::run(&device, args).expect("buffers fit the shape");
                     black_box(&rings);

@@ -4,7 +4,7 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use half::bf16;
-use specpilot_rs::device::{Buffer, Device};
+use specpilot_rs::device::{Buffer, Device, Staged};
 use specpilot_rs::kernels::Kernel;
 use specpilot_rs::kernels::bf16_matmul::PackedBf16;
 use specpilot_rs::kernels::draft_select::{DraftSelect, DraftSelectArgs, LogitShape, Selector};
@@ -46,8 +46,9 @@ pub fn bench(c: &mut Criterion) {
                         Buffer::from_slice(&vec![0.1_f32; num_levels * rank]),
                     )
                 });
-                let mut token_ids = device.alloc::<u32>(num_levels * TOP_K);
-                let mut log_probs = device.alloc::<f32>(num_levels * TOP_K * TOP_K);
+                let anchor_tokens = Staged::on_host(vec![7]);
+                let mut token_ids = device.try_alloc::<u32>(num_levels * TOP_K).unwrap();
+                let mut log_probs = device.try_alloc::<f32>(num_levels * TOP_K * TOP_K).unwrap();
                 b.iter(|| {
                     let args = DraftSelectArgs {
                         logits,
@@ -63,7 +64,7 @@ pub fn bench(c: &mut Criterion) {
                             gate,
                             predecessor: codebook,
                             successor: codebook,
-                            anchor_tokens: &[7],
+                            anchor_tokens: &anchor_tokens,
                         }),
                         token_ids: &mut token_ids,
                         log_probs: &mut log_probs,

@@ -2,7 +2,7 @@
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use half::bf16;
-use specpilot_rs::device::Device;
+use specpilot_rs::device::{Device, Staged};
 use specpilot_rs::kernels::Kernel;
 use specpilot_rs::kernels::bf16_matmul::PackedBf16;
 use specpilot_rs::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
@@ -21,10 +21,9 @@ pub fn bench(c: &mut Criterion) {
     let mut group = c.benchmark_group("embed_rows");
     for (name, vocab_size, width, num_rows) in SHAPES {
         let mut table = None;
-        let token_ids: Vec<u32> = (0..num_rows)
-            .map(|i| (i * 7919 % vocab_size) as u32)
-            .collect();
-        let mut y = device.alloc(num_rows * width);
+        let id = |i| (i * 7919 % vocab_size) as u32;
+        let token_ids = Staged::on_host((0..num_rows).map(id).collect());
+        let mut y = device.try_alloc(num_rows * width).unwrap();
         group.throughput(Throughput::Bytes(
             (num_rows * width * size_of::<bf16>()) as u64,
         ));
@@ -37,6 +36,7 @@ pub fn bench(c: &mut Criterion) {
                 let args = EmbedRowsArgs {
                     table,
                     token_ids: &token_ids,
+                    scale: 1.0,
                     y: &mut y,
                 };
                 EmbedRows::run(&device, args).expect("buffers fit the shape");

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
-use specpilot_rs::device::{Buffer, Device};
+use specpilot_rs::device::{Buffer, Device, Staged};
 use specpilot_rs::kernels::Kernel;
 use specpilot_rs::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
 
@@ -20,8 +20,10 @@ pub fn bench(c: &mut Criterion) {
         let taps = vec![Buffer::from_slice(&vec![0.1_f32; 64 * width]); num_taps];
         for num_rows in NUM_ROWS {
             let step = 64 / num_rows as u32;
-            let rows: Vec<u32> = (0..num_rows as u32).map(|i| i * step).collect();
-            let mut y = device.alloc::<f32>(num_rows * num_taps * width);
+            let rows = Staged::on_host((0..num_rows as u32).map(|i| i * step).collect());
+            let mut y = device
+                .try_alloc::<f32>(num_rows * num_taps * width)
+                .unwrap();
             group.throughput(Throughput::Bytes((2 * y.len() * size_of::<f32>()) as u64));
             group.bench_function(BenchmarkId::new(name, num_rows), |b| {
                 b.iter(|| {

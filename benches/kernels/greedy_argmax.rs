@@ -6,6 +6,7 @@ use criterion::{BenchmarkId, Criterion, Throughput};
 use specpilot_rs::device::{Buffer, Device};
 use specpilot_rs::kernels::Kernel;
 use specpilot_rs::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
+use specpilot_rs::kernels::masked_ids::MaskedIds;
 
 /// Name, rows, vocabulary.
 const SHAPES: [(&str, usize, usize); 4] = [
@@ -24,7 +25,7 @@ pub fn bench(c: &mut Criterion) {
             .map(|i| (i * 7919 % 10_007) as f32)
             .collect();
         let logits = Buffer::from_slice(&logits);
-        let masked = vec![[7_u32, 4711].as_slice(); num_rows];
+        let masked = MaskedIds::on_host(&vec![&[7, 4711][..]; num_rows]);
         let mut token_ids = vec![0; num_rows];
         let mut best_logits = vec![0.0; num_rows];
         let num_bytes = num_rows * vocab_size * size_of::<f32>();

@@ -16,6 +16,7 @@ use specpilot_rs::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
 use specpilot_rs::kernels::lm_head_screen::{
     HeadScores, LmHeadScreen, LmHeadScreenArgs, ScreenedHead,
 };
+use specpilot_rs::kernels::masked_ids::MaskedIds;
 
 /// Name, vocabulary, hidden size. The last is a quarter of a 27B model's head.
 const SHAPES: [(&str, usize, usize); 5] = [
@@ -67,8 +68,8 @@ impl Case {
         let device = Device::host(None).expect("worker threads");
         Self {
             head: ScreenedHead::new(&exact),
-            logits: device.alloc(num_rows * vocab_size),
-            x: device.alloc(num_rows * hidden_size),
+            logits: device.try_alloc(num_rows * vocab_size).unwrap(),
+            x: device.try_alloc(num_rows * hidden_size).unwrap(),
             device,
             exact,
             dense_ids: vec![0; num_rows],
@@ -108,7 +109,7 @@ impl Case {
             logits: &self.logits,
             num_rows,
             vocab_size: self.exact.out_features(),
-            masked: &vec![&[][..]; num_rows],
+            masked: &MaskedIds::on_host(&vec![&[][..]; num_rows]),
             token_ids: &mut self.dense_ids,
             best_logits: &mut self.best_logits,
         };
@@ -122,7 +123,7 @@ impl Case {
             head: &self.head,
             exact: &self.exact,
             scores,
-            masked: &vec![&[][..]; num_rows],
+            masked: &MaskedIds::on_host(&vec![&[][..]; num_rows]),
             dense_logits: &mut self.logits,
             token_ids: &mut self.screened_ids,
             best_logits: &mut self.best_logits,

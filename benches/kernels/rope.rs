@@ -1,7 +1,7 @@
 //! Rotary embedding of the query heads of a pass.
 
 use criterion::{BenchmarkId, Criterion, Throughput};
-use specpilot_rs::device::{Buffer, Device};
+use specpilot_rs::device::{Buffer, Device, Staged};
 use specpilot_rs::kernels::Kernel;
 use specpilot_rs::kernels::rope::{Rope, RopeArgs};
 
@@ -19,7 +19,7 @@ pub fn bench(c: &mut Criterion) {
     let mut group = c.benchmark_group("rope");
     for (name, num_rows, num_heads, head_dim, rotary_dim) in SHAPES {
         let mut x = Buffer::from_slice(&vec![0.5; num_rows * num_heads * head_dim]);
-        let positions: Vec<u32> = (8192..).take(num_rows).collect();
+        let positions = Staged::on_host((8192..).take(num_rows).collect());
         let frequencies: Vec<f32> = (0..rotary_dim / 2)
             .map(|j| 1e7_f32.powf(-2.0 * j as f32 / rotary_dim as f32))
             .collect();

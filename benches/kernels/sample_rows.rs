@@ -5,6 +5,7 @@ use std::hint::black_box;
 use criterion::{BenchmarkId, Criterion, Throughput};
 use specpilot_rs::device::{Buffer, Device};
 use specpilot_rs::kernels::Kernel;
+use specpilot_rs::kernels::masked_ids::MaskedIds;
 use specpilot_rs::kernels::sample_rows::{RowSampler, SampleRows, SampleRowsArgs};
 
 const TEMPERATURE_1: RowSampler = RowSampler {
@@ -49,7 +50,7 @@ pub fn bench(c: &mut Criterion) {
             .map(|i| (i * 7919 % 10_007) as f32 * 0.002)
             .collect();
         let logits = Buffer::from_slice(&logits);
-        let masked = vec![[7_u32, 4711].as_slice(); num_rows];
+        let masked = MaskedIds::on_host(&vec![&[7, 4711][..]; num_rows]);
         let samplers = vec![sampler; num_rows];
         let mut token_ids = vec![0; num_rows];
         let mut chosen_logits = vec![0.0; num_rows];

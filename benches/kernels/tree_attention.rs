@@ -25,13 +25,13 @@ pub fn bench(c: &mut Criterion) {
             let pages = Buffer::from_slice(&vec![0.1_f32; pool_len]);
             let tail = Buffer::from_slice(&vec![0.1_f32; num_rows * kv_heads * head_dim]);
             let q = Buffer::from_slice(&vec![0.1_f32; num_rows * q_heads * head_dim]);
-            let mut out = device.alloc::<f32>(q.len());
-            let mut paths = RowPaths::new();
+            let mut out = device.try_alloc::<f32>(q.len()).unwrap();
+            let mut paths = RowPaths::default();
             let parents: Vec<_> = (0..num_rows)
                 .map(|i| i.checked_sub(1).map(|p| p / 2))
                 .collect();
             paths
-                .push_segment(0, committed_len, &parents)
+                .push_segment(0, committed_len, &table, &parents)
                 .expect("a short tree");
             let flops = 4 * num_rows * committed_len * q_heads * head_dim;
             group.throughput(Throughput::Elements(flops as u64));
@@ -44,7 +44,6 @@ pub fn bench(c: &mut Criterion) {
                         v_tail: &tail,
                         k_pages: &pages,
                         v_pages: &pages,
-                        page_tables: &[&table],
                         paths: &paths,
                         q_heads,
                         kv_heads,

@@ -1,19 +1,20 @@
 //! Committed Gated-DeltaNet state of every layer and slot: anchor states, the log since, the convolution's inputs.
 //!
 //! Life of a slot: [`reset`](GdnCache::reset), then per pass [`prepare`](GdnCache::prepare) before the forward,
-//! [`commit`](GdnCache::commit) of the accepted rows in every layer, [`advance`](GdnCache::advance). States exist for
+//! [`append`](GdnCache::append) of the accepted rows, [`advance`](GdnCache::advance). States exist for
 //! the anchors `oldest..=newest`, at most [`STATE_RING`] of them; the log reaches from `newest` (and from every anchor
 //! that a row may read) to the last committed token. All of it follows from the committed tokens alone.
 
 use crate::device::{Buffer, Device};
-use crate::error::KernelError;
-use crate::kernels::append_ring::{AppendRing, AppendRingArgs};
+use crate::error::{DeviceError, KernelError};
+use crate::kernels::append_ring::{AppendRing, AppendRingArgs, Ring};
 use crate::kernels::gdn_fold::{GdnFold, GdnFoldArgs, fold_heads};
 use crate::kernels::gdn_wy::{
     FOLD_INTERVAL, GdnLayerCache, GdnShape, GdnTail, LOG_POSITIONS, STATE_RING, SlotLog, anchor_of,
 };
 use crate::kernels::paths::MAX_PATH_ROWS;
-use crate::kernels::{Kernel, check_len, simd};
+use crate::kernels::placed_rows::PlacedRows;
+use crate::kernels::{Kernel, check_size, simd};
 
 /// Recurrent caches of all Gated-DeltaNet layers.
 #[derive(Debug)]
@@ -51,15 +52,23 @@ struct SlotState {
 
 impl GdnCache {
     /// Caches for `num_layers` layers and `num_slots` requests.
-    pub fn new(device: &Device, shape: GdnShape, num_layers: usize, num_slots: usize) -> Self {
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`].
+    pub fn new(
+        device: &Device,
+        shape: GdnShape,
+        num_layers: usize,
+        num_slots: usize,
+    ) -> Result<Self, DeviceError> {
         let layers = (0..num_layers)
             .map(|_| GdnLayerCache::new(device, &shape, num_slots))
-            .collect();
-        Self {
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
             shape,
             layers,
             slots: vec![SlotState::default(); num_slots],
-        }
+        })
     }
 
     /// Bytes that one slot takes in `num_layers` layers, for sizing a cache before it exists. States and log are fp32
@@ -93,21 +102,17 @@ impl GdnCache {
         &self.layers[layer]
     }
 
-    /// Prepares `slot` for a new request: zero state, nothing committed.
+    /// Hands `slot` to a new request: nothing is committed.
     pub fn reset(&mut self, slot: usize) {
         self.slots[slot] = SlotState::default();
-        // Logs, inputs and the other states are written before they are read.
-        let len = self.shape.state_len();
-        for layer in &mut self.layers {
-            layer.states.host_mut()[slot * STATE_RING * len..][..len].fill(0.0);
-        }
     }
 
     /// Folds forward, in all layers, until the state of `anchor_of(p)` exists for every p from the committed length to
-    /// `last_position`. Call before a pass.
+    /// `last_position`; before the first token it is zero. Call before a pass.
     ///
     /// # Errors
-    /// [`KernelError::PathTooLong`] when `last_position` lies more than a path beyond the committed tokens.
+    /// [`KernelError::PathTooLong`] when `last_position` lies more than a path beyond the committed tokens,
+    /// [`KernelError::Device`].
     pub fn prepare(
         &mut self,
         device: &Device,
@@ -121,6 +126,18 @@ impl GdnCache {
                 expected: MAX_PATH_ROWS,
                 got: path_len,
             });
+        }
+        if state.committed_len == 0 {
+            // Logs, inputs and the other states are written before they are read.
+            let len = self.shape.state_len();
+            let first = slot * STATE_RING * len;
+            for layer in &mut self.layers {
+                let cleared = layer.states.clear(first..first + len);
+                cleared.map_err(|source| KernelError::Device {
+                    kernel: "gdn_state",
+                    source,
+                })?;
+            }
         }
         while state.newest < anchor_of(last_position) {
             for cache in &mut self.layers {
@@ -137,74 +154,72 @@ impl GdnCache {
         Ok(())
     }
 
-    /// Appends accepted rows of one layer to its log and convolution inputs; `rows[i]` takes position
-    /// `committed_len + i`.
+    /// Appends accepted rows to the logs and convolution inputs of all layers; `tails` holds what the pass left behind in
+    /// each: inputs of the convolution and log entries.
     ///
     /// # Errors
-    /// [`KernelError::BufferTooShort`] when a row lies outside the pass's buffers.
-    #[allow(clippy::too_many_arguments, reason = "one value per thing committed")]
-    pub fn commit(
+    /// [`KernelError::BufferTooShort`] when a row lies outside the pass's buffers, [`KernelError::Size`] when there are
+    /// more or fewer layers.
+    pub fn append(
         &mut self,
         device: &Device,
-        layer: usize,
-        slot: usize,
-        committed_len: usize,
-        rows: &[u32],
-        qkv: &Buffer<f32>,
-        tail: &GdnTail,
+        rows: &PlacedRows,
+        tails: &[(&Buffer<f32>, &GdnTail)],
     ) -> Result<(), KernelError> {
-        let (shape, cache) = (&self.shape, &mut self.layers[layer]);
-        let GdnLayerCache {
-            log_k,
-            log_d,
-            log_g,
-            conv,
-            ..
-        } = cache;
-        let num_rows = rows.iter().max().map_or(0, |&row| row as usize + 1);
-        for (argument, from, to, row_len, ring) in [
-            ("tail.k", &tail.k, log_k, shape.keys_len(), LOG_POSITIONS),
-            ("tail.d", &tail.d, log_d, shape.values_len(), LOG_POSITIONS),
-            (
-                "tail.g",
-                &tail.g,
-                log_g,
-                shape.num_value_heads,
-                LOG_POSITIONS,
-            ),
-            ("qkv", qkv, conv, shape.conv_channels(), shape.conv_kernel),
-        ] {
-            check_len("gdn_state", argument, from.len(), num_rows * row_len)?;
-            let args = AppendRingArgs {
-                tail: from,
-                rows,
-                first_position: committed_len,
-                row_len,
-                ring_len: ring,
-                slot,
-                rings: to,
-            };
-            AppendRing::run(device, args)?;
+        check_size("gdn_state", "tails", tails.len(), self.layers.len())?;
+        let shape = &self.shape;
+        let mut rings = Vec::with_capacity(4 * self.layers.len());
+        for (cache, &(qkv, tail)) in self.layers.iter_mut().zip(tails) {
+            let (keys_len, values_len) = (shape.keys_len(), shape.values_len());
+            let (heads, channels) = (shape.num_value_heads, shape.conv_channels());
+            for (tail, rings_of_layer, row_len, ring_len) in [
+                (&tail.k, &mut cache.log_k, keys_len, LOG_POSITIONS),
+                (&tail.d, &mut cache.log_d, values_len, LOG_POSITIONS),
+                (&tail.g, &mut cache.log_g, heads, LOG_POSITIONS),
+                (qkv, &mut cache.conv, channels, shape.conv_kernel),
+            ] {
+                rings.push(Ring {
+                    tail,
+                    row_len,
+                    ring_len,
+                    rings: rings_of_layer,
+                });
+            }
         }
-        Ok(())
+        AppendRing::run(device, AppendRingArgs { rows, rings })
     }
 
-    /// Declares `committed_len` tokens committed, after `commit` of every layer, and forgets states below
+    /// Declares `committed_len` tokens committed, after `append`, and forgets states below
     /// `anchor_of(committed_len)`.
     pub fn advance(&mut self, slot: usize, committed_len: usize) {
         self.slots[slot].committed_len = committed_len;
     }
 
-    /// The state after all committed tokens, `[Hv, Dk, Dv]`, folded on a copy.
-    pub fn final_state(&self, layer: usize, slot: usize, committed_len: usize) -> Vec<f32> {
+    /// The state after all committed tokens, `[Hv, Dk, Dv]`, folded on the host from a copy.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub fn final_state(
+        &self,
+        layer: usize,
+        slot: usize,
+        committed_len: usize,
+    ) -> Result<Vec<f32>, DeviceError> {
         let (shape, cache) = (&self.shape, &self.layers[layer]);
         let newest = self.slots[slot].newest;
         let ring = slot * STATE_RING + newest / FOLD_INTERVAL % STATE_RING;
-        let mut state =
-            cache.states.host()[ring * shape.state_len()..][..shape.state_len()].to_vec();
-        let log = SlotLog::new(shape, (&cache.log_k, &cache.log_d, &cache.log_g), slot);
+        let entry = |index: usize, len: usize| index * len..(index + 1) * len;
+        let mut state = cache.states.read_range(entry(ring, shape.state_len()))?;
+        let own_log = |log: &Buffer<f32>, row_len: usize| {
+            let values = log.read_range(entry(slot, LOG_POSITIONS * row_len))?;
+            Ok::<_, DeviceError>(Buffer::from_slice(&values))
+        };
+        let k = own_log(&cache.log_k, shape.keys_len())?;
+        let d = own_log(&cache.log_d, shape.values_len())?;
+        let g = own_log(&cache.log_g, shape.num_value_heads)?;
+        let log = SlotLog::new(shape, (&k, &d, &g), 0);
         fold_heads(shape, log, newest..committed_len, &mut state).for_each(simd::dispatch);
-        state
+        Ok(state)
     }
 }
 

@@ -4,6 +4,10 @@
 //! values. Pages are handed out whole; a pool is reserved but not touched before tokens are written.
 
 use crate::device::{Buffer, Device};
+use crate::error::{DeviceError, KernelError};
+use crate::kernels::Kernel;
+use crate::kernels::append_kv::{AppendKv, AppendKvArgs, KvLayer};
+use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::tree_attention::KV_BLOCK;
 
 /// Key/value heads of one layer.
@@ -32,27 +36,42 @@ pub struct KvCache {
     page_bytes: usize,
 }
 
+/// Keys and values that a pass left behind in one layer.
+pub struct KvTail<'a> {
+    /// The layer, counting attention layers only.
+    pub layer: usize,
+    /// Keys `[rows, kv_heads, head_dim]`.
+    pub k: &'a Buffer<f32>,
+    /// Values, laid out like the keys.
+    pub v: &'a Buffer<f32>,
+}
+
 #[derive(Debug)]
 struct LayerPages {
+    shape: KvShape,
     k: Buffer<f32>,
     v: Buffer<f32>,
 }
 
 impl KvCache {
-    /// A pool of `num_pages` pages for the given layers. Memory is reserved, not touched.
-    pub fn new(device: &Device, layers: &[KvShape], num_pages: usize) -> Self {
-        Self {
-            layers: layers
-                .iter()
-                .map(|shape| LayerPages {
-                    k: device.alloc(num_pages * shape.page_len()),
-                    v: device.alloc(num_pages * shape.page_len()),
-                })
-                .collect(),
+    /// A pool of `num_pages` pages for the given layers. On the host memory is reserved, not touched.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`].
+    pub fn new(device: &Device, layers: &[KvShape], num_pages: usize) -> Result<Self, DeviceError> {
+        let pages = |shape: &KvShape| {
+            Ok(LayerPages {
+                shape: *shape,
+                k: device.try_alloc(num_pages * shape.page_len())?,
+                v: device.try_alloc(num_pages * shape.page_len())?,
+            })
+        };
+        Ok(Self {
+            layers: layers.iter().map(pages).collect::<Result<_, _>>()?,
             free: (0..num_pages as u32).rev().collect(),
             is_free: vec![true; num_pages],
             page_bytes: Self::page_bytes_of(layers, size_of::<f32>()),
-        }
+        })
     }
 
     /// Bytes that one page takes in all `layers` with elements of `element_bytes`, for sizing a pool before it exists.
@@ -77,6 +96,33 @@ impl KvCache {
     pub fn k_v_mut(&mut self, layer: usize) -> (&mut Buffer<f32>, &mut Buffer<f32>) {
         let pages = &mut self.layers[layer];
         (&mut pages.k, &mut pages.v)
+    }
+
+    /// Copies `rows` of the tails of some layers, in ascending order, to their pages.
+    ///
+    /// # Errors
+    /// [`KernelError`] when a row lies outside its tail or has no page.
+    pub fn append(
+        &mut self,
+        device: &Device,
+        rows: &PlacedRows,
+        tails: &[KvTail<'_>],
+    ) -> Result<(), KernelError> {
+        let mut tails = tails.iter().peekable();
+        let layers = self.layers.iter_mut().enumerate();
+        let layers = layers.filter_map(|(layer, pages)| {
+            let tail = tails.next_if(|tail| tail.layer == layer)?;
+            Some(KvLayer {
+                k_tail: tail.k,
+                v_tail: tail.v,
+                kv_heads: pages.shape.num_kv_heads,
+                head_dim: pages.shape.head_dim,
+                k_pages: &mut pages.k,
+                v_pages: &mut pages.v,
+            })
+        });
+        let layers = layers.collect();
+        AppendKv::run(device, AppendKvArgs { rows, layers })
     }
 
     /// Takes `num_pages` pages, or none when fewer are free.
@@ -129,7 +175,7 @@ mod tests {
     ];
 
     fn cache(num_pages: usize) -> KvCache {
-        KvCache::new(&Device::host(Some(1)).unwrap(), &SHAPES, num_pages)
+        KvCache::new(&Device::host(Some(1)).unwrap(), &SHAPES, num_pages).unwrap()
     }
 
     #[test]
@@ -162,8 +208,9 @@ mod tests {
         assert_eq!(cache.k(0).len(), 3 * 64 * 128);
         assert_eq!(cache.v(1).len(), 3 * 64 * 32);
         let (k, v) = cache.k_v_mut(1);
-        k.host_mut()[7] = 1.0;
-        v.host_mut()[7] = 2.0;
-        assert_eq!((cache.k(1).host()[7], cache.v(1).host()[7]), (1.0, 2.0));
+        k.upload(&[1.0]).unwrap();
+        v.upload(&[2.0]).unwrap();
+        let first = |pages: &Buffer<f32>| pages.read_back(1).unwrap()[0];
+        assert_eq!((first(cache.k(1)), first(cache.v(1))), (1.0, 2.0));
     }
 }

@@ -4,13 +4,13 @@
 //! given back when it ends.
 
 use crate::device::{Buffer, Device};
-use crate::error::KernelError;
-use crate::kernels::gdn_wy::GdnShape;
-use crate::kernels::paths::RowPaths;
+use crate::error::{DeviceError, KernelError};
+use crate::kernels::gdn_wy::{GdnShape, GdnTail};
+use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::tree_attention::KV_BLOCK;
 
 use super::gdn_state::GdnCache;
-use super::pages::{KvCache, KvShape};
+use super::pages::{KvCache, KvShape, KvTail};
 
 /// Which cache a layer of the model uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,13 +32,16 @@ pub struct SequenceCaches {
 
 impl SequenceCaches {
     /// Caches for `num_slots` sequences sharing `num_pages` pages of [`KV_BLOCK`] positions.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`].
     pub fn new(
         device: &Device,
         layers: &[LayerCache],
         gdn_shape: Option<GdnShape>,
         num_slots: usize,
         num_pages: usize,
-    ) -> Self {
+    ) -> Result<Self, DeviceError> {
         let mut kv_shapes = Vec::new();
         let mut num_gdn_layers = 0;
         let index_in_kind = layers
@@ -54,12 +57,13 @@ impl SequenceCaches {
                 }
             })
             .collect();
-        Self {
-            kv: KvCache::new(device, &kv_shapes, num_pages),
-            gdn: gdn_shape.map(|shape| GdnCache::new(device, shape, num_gdn_layers, num_slots)),
+        let gdn = |shape| GdnCache::new(device, shape, num_gdn_layers, num_slots);
+        Ok(Self {
+            kv: KvCache::new(device, &kv_shapes, num_pages)?,
+            gdn: gdn_shape.map(gdn).transpose()?,
             index_in_kind,
             page_tables: vec![None; num_slots],
-        }
+        })
     }
 
     /// Takes a free slot with room for `num_positions` tokens; `None` when slots or pages are short.
@@ -96,22 +100,46 @@ impl SequenceCaches {
         }
     }
 
-    /// Notes that all layers of `slot` hold `committed_len` tokens.
-    pub fn advance(&mut self, slot: usize, committed_len: usize) {
+    /// Commits `rows` of a pass: copies what it left behind of them in the attention layers (`kv_tails`) and the
+    /// gated-delta layers (`gdn_tails`: inputs of the convolution and log entries), all of either in order.
+    ///
+    /// # Errors
+    /// [`KernelError`] when a row lies outside a tail or has no page.
+    pub fn commit(
+        &mut self,
+        device: &Device,
+        rows: &PlacedRows,
+        kv_tails: &[KvTail<'_>],
+        gdn_tails: &[(&Buffer<f32>, &GdnTail)],
+    ) -> Result<(), KernelError> {
+        self.kv.append(device, rows, kv_tails)?;
         if let Some(gdn) = &mut self.gdn {
-            gdn.advance(slot, committed_len);
+            gdn.append(device, rows, gdn_tails)?;
+            for &(slot, committed_len) in rows.ends() {
+                gdn.advance(slot, committed_len);
+            }
         }
+        Ok(())
     }
 
     /// Recurrent state of `slot` after its `committed_len` tokens, `[GDN layers, Hv, Dk, Dv]`; `None` for a model
     /// without recurrent layers.
-    pub fn gdn_state(&self, slot: usize, committed_len: usize) -> Option<Vec<f32>> {
-        let gdn = self.gdn.as_ref()?;
-        Some(
-            (0..gdn.num_layers())
-                .flat_map(|layer| gdn.final_state(layer, slot, committed_len))
-                .collect(),
-        )
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub fn gdn_state(
+        &self,
+        slot: usize,
+        committed_len: usize,
+    ) -> Result<Option<Vec<f32>>, DeviceError> {
+        let Some(gdn) = &self.gdn else {
+            return Ok(None);
+        };
+        let mut states = Vec::new();
+        for layer in 0..gdn.num_layers() {
+            states.extend(gdn.final_state(layer, slot, committed_len)?);
+        }
+        Ok(Some(states))
     }
 
     /// Number of free pages.
@@ -131,12 +159,6 @@ impl SequenceCaches {
             .expect("a gated-delta layer implies a recurrent cache")
     }
 
-    pub(crate) fn gdn_mut(&mut self) -> &mut GdnCache {
-        self.gdn
-            .as_mut()
-            .expect("a gated-delta layer implies a recurrent cache")
-    }
-
     /// Index of an attention layer among the attention layers.
     pub fn attention_index(&self, layer: usize) -> usize {
         self.index_in_kind[layer]
@@ -147,25 +169,8 @@ impl SequenceCaches {
         self.index_in_kind[layer]
     }
 
-    /// The page table of each segment of a pass.
-    pub fn page_tables(&self, paths: &RowPaths) -> Vec<&[u32]> {
-        paths
-            .segments()
-            .iter()
-            .map(|segment| {
-                self.page_tables[segment.slot]
-                    .as_deref()
-                    .unwrap_or_default()
-            })
-            .collect()
-    }
-
-    pub(crate) fn pages_mut(
-        &mut self,
-        slot: usize,
-        kv_layer: usize,
-    ) -> (&[u32], &mut Buffer<f32>, &mut Buffer<f32>) {
-        let (k, v) = self.kv.k_v_mut(kv_layer);
-        (self.page_tables[slot].as_deref().unwrap_or_default(), k, v)
+    /// Pages of `slot`, one per 64 positions; none while it is free.
+    pub fn pages(&self, slot: usize) -> &[u32] {
+        self.page_tables[slot].as_deref().unwrap_or_default()
     }
 }

@@ -1,6 +1,7 @@
 //! Typed memory on a device, aligned to a cache line.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use cudarc::driver::{CudaSlice, DevicePtr};
 use half::bf16;
@@ -89,15 +90,37 @@ impl<T: Element> Buffer<T> {
     /// # Panics
     /// Panics if one buffer is on the host and the other is not, or either is shorter.
     pub fn copy_from(&mut self, source: &Self, len: usize) -> Result<(), DeviceError> {
+        self.copy_range(0, source, 0..len)
+    }
+
+    /// Copies `range` of `source`, which must be on the same device, to the elements from `at` on.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    ///
+    /// # Panics
+    /// As for [`copy_from`](Self::copy_from).
+    pub fn copy_range(
+        &mut self,
+        at: usize,
+        source: &Self,
+        range: Range<usize>,
+    ) -> Result<(), DeviceError> {
         match (&mut self.storage, &source.storage) {
-            (Storage::Cuda(to), Storage::Cuda(from)) => {
-                let (stream, num_bytes) = (to.stream().clone(), len * size_of::<T>());
+            (Storage::Cuda(to), Storage::Cuda(from)) if !range.is_empty() => {
+                let bytes =
+                    |start: usize| start * size_of::<T>()..(start + range.len()) * size_of::<T>();
+                let stream = to.stream().clone();
                 stream
-                    .memcpy_dtod(&from.slice(..num_bytes), &mut to.slice_mut(..num_bytes))
+                    .memcpy_dtod(
+                        &from.slice(bytes(range.start)),
+                        &mut to.slice_mut(bytes(at)),
+                    )
                     .map_err(driver("copying on the GPU"))
             }
+            (Storage::Cuda(_), Storage::Cuda(_)) => Ok(()),
             _ => {
-                self.host_mut()[..len].copy_from_slice(&source.host()[..len]);
+                self.host_mut()[at..][..range.len()].copy_from_slice(&source.host()[range]);
                 Ok(())
             }
         }
@@ -137,17 +160,45 @@ impl<T: Element> Buffer<T> {
         Ok(())
     }
 
+    /// Sets the elements in `range` to zero.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub fn clear(&mut self, range: Range<usize>) -> Result<(), DeviceError> {
+        match &mut self.storage {
+            Storage::Host { .. } => self.host_mut()[range].fill(T::default()),
+            Storage::Cuda(_) if range.is_empty() => {}
+            Storage::Cuda(slice) => {
+                let stream = slice.stream().clone();
+                let bytes = range.start * size_of::<T>()..range.end * size_of::<T>();
+                stream
+                    .memset_zeros(&mut slice.slice_mut(bytes))
+                    .map_err(driver("clearing memory of the GPU"))?;
+            }
+        }
+        Ok(())
+    }
+
     /// A copy of the first `len` elements, after all work that writes them.
     ///
     /// # Errors
     /// [`DeviceError::Driver`] with the first error of that work.
     pub fn read_back(&self, len: usize) -> Result<Vec<T>, DeviceError> {
+        self.read_range(0..len)
+    }
+
+    /// A copy of the elements in `range`, after all work that writes them.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`] with the first error of that work.
+    pub fn read_range(&self, range: Range<usize>) -> Result<Vec<T>, DeviceError> {
         match &self.storage {
-            Storage::Host { .. } => Ok(self.host()[..len].to_vec()),
+            Storage::Host { .. } => Ok(self.host()[range].to_vec()),
+            Storage::Cuda(_) if range.is_empty() => Ok(Vec::new()),
             Storage::Cuda(slice) => {
-                let mut values = vec![T::default(); len];
+                let mut values = vec![T::default(); range.len()];
                 let stream = slice.stream();
-                let bytes = &slice.slice(..len * size_of::<T>());
+                let bytes = &slice.slice(range.start * size_of::<T>()..range.end * size_of::<T>());
                 stream
                     .memcpy_dtoh(bytes, as_bytes_mut(&mut values))
                     .and_then(|()| stream.synchronize())
@@ -203,7 +254,7 @@ fn as_bytes<T: Element>(values: &[T]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-fn as_bytes_mut<T: Element>(values: &mut [T]) -> &mut [u8] {
+pub(super) fn as_bytes_mut<T: Element>(values: &mut [T]) -> &mut [u8] {
     // SAFETY: as in `as_bytes`, and every bit pattern is an element.
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }
@@ -240,6 +291,9 @@ mod tests {
         assert_eq!(buffer.host().as_ptr() as usize % LINE_BYTES, 0);
         buffer.host_mut()[16] = 2.5;
         assert_eq!(buffer.clone().host()[16], 2.5);
+        assert_eq!(buffer.read_range(15..17).unwrap(), [0.0, 2.5]);
+        buffer.clear(16..17).unwrap();
+        assert_eq!(buffer.read_back(17).unwrap(), [0.0; 17]);
         assert!(Buffer::<bf16>::zeroed(0).is_empty());
     }
 

@@ -36,6 +36,14 @@ impl<T: Element> Staged<T> {
         Ok(list)
     }
 
+    /// A list of `values` for host kernels.
+    pub fn on_host(values: Vec<T>) -> Self {
+        Self {
+            values,
+            on_gpu: None,
+        }
+    }
+
     /// Replaces the values. Kernels launched before still see the old ones.
     ///
     /// # Errors
@@ -47,6 +55,19 @@ impl<T: Element> Staged<T> {
     ) -> Result<(), DeviceError> {
         self.values.clear();
         self.values.extend(values);
+        self.send(device)
+    }
+
+    /// The values for changing; kernels on a GPU see the change after [`send`](Self::send).
+    pub fn values_mut(&mut self) -> &mut Vec<T> {
+        &mut self.values
+    }
+
+    /// Makes the copy on `device` as new as the values. Kernels launched before still see the old ones.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`] when the copy has to grow, [`DeviceError::Driver`].
+    pub fn send(&mut self, device: &Device) -> Result<(), DeviceError> {
         if let Device::Host(_) = device {
             return Ok(());
         }
@@ -91,7 +112,9 @@ mod tests {
         let mut list = Staged::of(&device, &[3_u32, 1, 4]).unwrap();
         assert_eq!(list.values(), [3, 1, 4]);
         list.fill(&device, [1, 5]).unwrap();
-        assert_eq!((list.values(), list.len()), (&[1, 5][..], 2));
+        list.values_mut()[0] = 2;
+        list.send(&device).unwrap();
+        assert_eq!((list.values(), list.len()), (&[2, 5][..], 2));
         assert!(list.cuda_address().is_none() && !list.is_empty());
     }
 }

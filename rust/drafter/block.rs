@@ -5,11 +5,13 @@
 //! is another draft. Rows of several requests are packed position-major (`row = i * num_blocks + b`), which keeps the
 //! rows that predict together. DFlash2 wraps both sublayers in a convolution over the block.
 
+use std::convert::Infallible;
+
 use super::DraftAnchor;
 use super::config::BlockConfig;
 use super::context::{Contexts, Model};
 use super::weights::{ConvWeights, LayerWeights};
-use crate::device::{Buffer, Device};
+use crate::device::{Buffer, Device, Staged};
 use crate::error::Result;
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Epilogue, PackedBf16};
@@ -39,6 +41,14 @@ pub(super) struct Block<B = Buffer<f32>> {
     attended: B,
     gate: B,
     up: B,
+    lists: Lists,
+}
+
+/// What a call's kernels read on both sides: filled once for all layers.
+#[derive(Default)]
+struct Lists {
+    token_ids: Staged<u32>,
+    positions: Staged<u32>,
 }
 
 /// One call's rows.
@@ -46,44 +56,78 @@ struct Rows<'a> {
     num_rows: usize,
     block_size: usize,
     anchors: &'a [DraftAnchor],
-    positions: Vec<u32>,
+}
+
+impl Lists {
+    /// For a block of `block_size` rows after each anchor: the anchor, then masks.
+    fn fill(
+        &mut self,
+        device: &Device,
+        config: &BlockConfig,
+        anchors: &[DraftAnchor],
+        block_size: usize,
+    ) -> Result<()> {
+        let masks = (block_size - 1) * anchors.len();
+        let anchor_ids = anchors.iter().map(|anchor| anchor.token_id);
+        let token_ids = anchor_ids.chain(std::iter::repeat_n(config.mask_token_id as u32, masks));
+        self.token_ids.fill(device, token_ids)?;
+        let positions = (0..block_size).flat_map(|i| {
+            let position = move |anchor: &DraftAnchor| (anchor.position + i) as u32;
+            anchors.iter().map(position)
+        });
+        self.positions.fill(device, positions)?;
+        Ok(())
+    }
 }
 
 impl<B> Block<B> {
     /// What `rows` makes of each buffer's values per row.
-    fn with(config: &BlockConfig, mut rows: impl FnMut(usize) -> B) -> Self {
+    fn with<E>(
+        config: &BlockConfig,
+        mut rows: impl FnMut(usize) -> Result<B, E>,
+    ) -> Result<Self, E> {
         let hidden = config.hidden_size;
         let delta = config
             .method
             .selector()
             .map_or(0, |selector| selector.conv_delta_dim(hidden));
-        Self {
-            residual: rows(hidden),
-            input: rows(hidden),
-            unconvolved: rows(hidden),
-            conv_delta: rows(delta),
-            q_raw: rows(config.q_dim()),
-            q: rows(config.q_dim()),
-            k_raw: rows(config.kv_dim()),
-            k: rows(config.kv_dim()),
-            v: rows(config.kv_dim()),
-            attended: rows(config.q_dim()),
-            gate: rows(config.intermediate_size),
-            up: rows(config.intermediate_size),
-        }
+        Ok(Self {
+            residual: rows(hidden)?,
+            input: rows(hidden)?,
+            unconvolved: rows(hidden)?,
+            conv_delta: rows(delta)?,
+            q_raw: rows(config.q_dim())?,
+            q: rows(config.q_dim())?,
+            k_raw: rows(config.kv_dim())?,
+            k: rows(config.kv_dim())?,
+            v: rows(config.kv_dim())?,
+            attended: rows(config.q_dim())?,
+            gate: rows(config.intermediate_size)?,
+            up: rows(config.intermediate_size)?,
+            lists: Lists::default(),
+        })
     }
 }
 
 impl Block {
     /// Buffers for `num_rows` rows of all requests.
-    pub(super) fn new(device: &Device, config: &BlockConfig, num_rows: usize) -> Self {
-        Self::with(config, |width| device.alloc(num_rows * width))
+    ///
+    /// # Errors
+    /// [`DeviceError`](crate::error::DeviceError) when the device has no room.
+    pub(super) fn new(device: &Device, config: &BlockConfig, num_rows: usize) -> Result<Self> {
+        Ok(Self::with(config, |width| {
+            device.try_alloc(num_rows * width)
+        })?)
     }
 
     /// Values in all buffers for `num_rows` rows.
     pub(super) fn len_of(config: &BlockConfig, num_rows: usize) -> usize {
         let mut row_len = 0;
-        Block::with(config, |width| row_len += width);
+        let count = |width| {
+            row_len += width;
+            Ok::<_, Infallible>(width)
+        };
+        let Ok(_) = Block::with(config, count);
         num_rows * row_len
     }
 
@@ -100,22 +144,21 @@ impl Block {
         let config = model.config;
         let num_blocks = anchors.len();
         let block_size = config.num_rows(num_levels);
-        for anchor in anchors {
-            contexts.check_ends_before(anchor)?;
-        }
+        self.lists.fill(device, config, anchors, block_size)?;
         let rows = Rows {
             num_rows: block_size * num_blocks,
             block_size,
             anchors,
-            positions: (0..block_size)
-                .flat_map(|i| {
-                    anchors
-                        .iter()
-                        .map(move |anchor| (anchor.position + i) as u32)
-                })
-                .collect(),
         };
-        self.embed(device, config, embed, &rows)?;
+        EmbedRows::run(
+            device,
+            EmbedRowsArgs {
+                table: embed,
+                token_ids: &self.lists.token_ids,
+                scale: config.input_embedding_scale,
+                y: &mut self.residual,
+            },
+        )?;
         for (i, layer) in model.weights.layers.iter().enumerate() {
             self.attend(device, model, contexts, i, &rows)?;
             self.transform(device, config, layer, &rows)?;
@@ -135,37 +178,6 @@ impl Block {
             },
         )?;
         Ok(&self.input)
-    }
-
-    fn embed(
-        &mut self,
-        device: &Device,
-        config: &BlockConfig,
-        embed: &PackedBf16,
-        rows: &Rows<'_>,
-    ) -> Result<()> {
-        let masks = rows.num_rows - rows.anchors.len();
-        let token_ids: Vec<u32> = rows
-            .anchors
-            .iter()
-            .map(|anchor| anchor.token_id)
-            .chain(std::iter::repeat_n(config.mask_token_id as u32, masks))
-            .collect();
-        EmbedRows::run(
-            device,
-            EmbedRowsArgs {
-                table: embed,
-                token_ids: &token_ids,
-                y: &mut self.residual,
-            },
-        )?;
-        if config.input_embedding_scale != 1.0 {
-            let len = token_ids.len() * config.hidden_size;
-            for x in &mut self.residual.host_mut()[..len] {
-                *x *= config.input_embedding_scale;
-            }
-        }
-        Ok(())
     }
 
     fn attend(
@@ -214,7 +226,7 @@ impl Block {
                     x: turned,
                     num_heads,
                     head_dim: config.head_dim,
-                    positions: &rows.positions,
+                    positions: &self.lists.positions,
                     inverse_frequencies: model.inverse_frequencies,
                     pair_offset: config.head_dim / 2,
                 },
@@ -230,7 +242,7 @@ impl Block {
                 v_block: &self.v,
                 k_pages,
                 v_pages,
-                contexts: &contexts.of_layer(layer_index, rows.anchors),
+                contexts: contexts.seen_in(layer_index),
                 block_size: rows.block_size,
                 q_heads: config.num_heads,
                 kv_heads: config.num_kv_heads,

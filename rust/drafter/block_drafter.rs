@@ -41,18 +41,18 @@ impl BlockDrafter {
         let num_rows = sizes.num_slots * config.num_rows(sizes.num_draft_tokens);
         Ok(Self {
             taps,
-            weights: BlockWeights::load(dir, config, sizes.vocab_size)?,
-            inverse_frequencies: Buffer::from_slice(&config.rope.inverse_frequencies()),
+            weights: BlockWeights::load(device, dir, config, sizes.vocab_size)?,
+            inverse_frequencies: device.constants(&config.rope.inverse_frequencies())?,
             contexts: Contexts::new(
                 device,
                 config,
                 sizes.num_slots,
                 sizes.num_pages,
                 sizes.pages_per_sequence,
-            ),
-            block: Block::new(device, config, num_rows),
-            head: DraftHead::new(device, config, &sizes),
-            walk: MarkovWalk::new(device, config, &sizes),
+            )?,
+            block: Block::new(device, config, num_rows)?,
+            head: DraftHead::new(device, config, &sizes)?,
+            walk: MarkovWalk::new(device, config, &sizes)?,
             config: config.clone(),
             sizes,
         })
@@ -127,6 +127,7 @@ impl Drafter for BlockDrafter {
             inverse_frequencies: &self.inverse_frequencies,
         };
         let num_levels = wanted.num_draft_tokens;
+        self.contexts.look_from(device, anchors)?;
         let embed = &target.embed;
         let hidden =
             self.block

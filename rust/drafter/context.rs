@@ -5,18 +5,20 @@
 //! all kernels are row-invariant. Layers that see everything share a pool of pages with all requests; layers with a
 //! window keep, per slot, a ring of pages that holds the window and whatever scratch rows may follow it.
 
+use std::convert::Infallible;
+
 use super::config::BlockConfig;
 use super::context_length::ContextLength;
 use super::weights::BlockWeights;
 use super::{ContextRows, DraftAnchor};
-use crate::cache::pages::{KvCache, KvShape};
-use crate::device::{Buffer, Device};
+use crate::cache::pages::{KvCache, KvShape, KvTail};
+use crate::device::{Buffer, Device, Staged};
 use crate::error::Result;
-use crate::kernels::append_kv::{AppendKv, AppendKvArgs};
 use crate::kernels::bf16_matmul::Epilogue;
-use crate::kernels::draft_block::BlockContext;
+use crate::kernels::draft_block::{BlockContext, BlockContexts};
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
 use crate::kernels::paths::MAX_PATH_ROWS;
+use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use crate::kernels::rope::{Rope, RopeArgs};
 use crate::kernels::tree_attention::KV_BLOCK;
@@ -33,6 +35,14 @@ pub(super) struct Contexts {
     places: Vec<Place>,
     slots: Vec<Slot>,
     scratch: Scratch,
+    /// A chunk's rows of the pass, and their positions.
+    pass_rows: Staged<u32>,
+    positions: Staged<u32>,
+    /// Rows of a chunk in the pages of the layers without and with a window.
+    chunk_rows: [PlacedRows; 2],
+    /// Contexts of the blocks being drafted, in layers without and with a window.
+    seen_whole: BlockContexts,
+    seen_windowed: BlockContexts,
 }
 
 /// The cache of a layer and its index among that cache's layers.
@@ -48,6 +58,17 @@ struct Slot {
     /// Pages of the layers with a window: the slot's ring, over and over.
     ring_pages: Vec<u32>,
     length: ContextLength,
+}
+
+impl Slot {
+    /// The context as it lies in `pages`.
+    fn context<'a>(&self, pages: &'a [u32]) -> BlockContext<'a> {
+        let context_len = self.length.len();
+        BlockContext {
+            page_table: &pages[..pages.len().min(context_len.div_ceil(KV_BLOCK))],
+            context_len,
+        }
+    }
 }
 
 /// Pages of a ring for layers that see `window` positions: those before the anchor, and the scratch rows of a path.
@@ -91,15 +112,18 @@ struct Scratch<B = Buffer<f32>> {
 
 impl<B> Scratch<B> {
     /// What `rows` makes of each buffer's values per row.
-    fn with(config: &BlockConfig, mut rows: impl FnMut(usize) -> B) -> Self {
-        Self {
-            taps: rows(config.taps_dim()),
-            fused: rows(config.hidden_size),
-            hidden: rows(config.hidden_size),
-            k_raw: rows(config.kv_dim()),
-            k: rows(config.kv_dim()),
-            v: rows(config.kv_dim()),
-        }
+    fn with<E>(
+        config: &BlockConfig,
+        mut rows: impl FnMut(usize) -> Result<B, E>,
+    ) -> Result<Self, E> {
+        Ok(Self {
+            taps: rows(config.taps_dim())?,
+            fused: rows(config.hidden_size)?,
+            hidden: rows(config.hidden_size)?,
+            k_raw: rows(config.kv_dim())?,
+            k: rows(config.kv_dim())?,
+            v: rows(config.kv_dim())?,
+        })
     }
 }
 
@@ -110,7 +134,7 @@ impl Contexts {
         num_slots: usize,
         num_pages: usize,
         pages_per_sequence: usize,
-    ) -> Self {
+    ) -> Result<Self> {
         let ([whole, windowed], ring) = groups(config, pages_per_sequence);
         let mut counts = [0; 2];
         let place = |window: Option<usize>| {
@@ -131,9 +155,9 @@ impl Contexts {
             },
             length: ContextLength::default(),
         };
-        Self {
-            whole: KvCache::new(device, &whole, num_pages),
-            windowed: KvCache::new(device, &windowed, num_slots * ring),
+        Ok(Self {
+            whole: KvCache::new(device, &whole, num_pages)?,
+            windowed: KvCache::new(device, &windowed, num_slots * ring)?,
             places: config
                 .layers
                 .iter()
@@ -141,8 +165,13 @@ impl Contexts {
                 .map(place)
                 .collect(),
             slots: (0..num_slots).map(slot).collect(),
-            scratch: Scratch::with(config, |width| device.alloc(CHUNK_ROWS * width)),
-        }
+            scratch: Scratch::with(config, |width| device.try_alloc(CHUNK_ROWS * width))?,
+            pass_rows: Staged::default(),
+            positions: Staged::default(),
+            chunk_rows: Default::default(),
+            seen_whole: BlockContexts::default(),
+            seen_windowed: BlockContexts::default(),
+        })
     }
 
     /// Bytes of the pages, with elements of `activation_bytes`.
@@ -161,7 +190,11 @@ impl Contexts {
     /// Values of the buffers besides the pages.
     pub(super) fn scratch_len_of(config: &BlockConfig) -> usize {
         let mut row_len = 0;
-        Scratch::with(config, |width| row_len += width);
+        let count = |width| {
+            row_len += width;
+            Ok::<_, Infallible>(width)
+        };
+        let Ok(_) = Scratch::with(config, count);
         CHUNK_ROWS * row_len
     }
 
@@ -187,24 +220,26 @@ impl Contexts {
         self.slots[slot].length.rollback();
     }
 
-    /// Refuses an anchor whose context does not hold exactly the positions before it.
-    pub(super) fn check_ends_before(&self, anchor: &DraftAnchor) -> Result<()> {
-        self.slots[anchor.slot].length.check_ends_before(anchor)
+    /// Writes down what the blocks after `anchors` see; refuses an anchor whose context does not hold exactly the
+    /// positions before it.
+    pub(super) fn look_from(&mut self, device: &Device, anchors: &[DraftAnchor]) -> Result<()> {
+        for anchor in anchors {
+            self.slots[anchor.slot].length.check_ends_before(anchor)?;
+        }
+        let slots = anchors.iter().map(|anchor| &self.slots[anchor.slot]);
+        let whole = slots.clone().map(|slot| slot.context(&slot.whole_pages));
+        self.seen_whole.fill(device, whole)?;
+        let windowed = slots.map(|slot| slot.context(&slot.ring_pages));
+        self.seen_windowed.fill(device, windowed)?;
+        Ok(())
     }
 
-    /// The contexts of `anchors` as `layer` keeps them.
-    pub(super) fn of_layer(&self, layer: usize, anchors: &[DraftAnchor]) -> Vec<BlockContext<'_>> {
-        let context = |anchor: &DraftAnchor| {
-            let slot = &self.slots[anchor.slot];
-            BlockContext {
-                page_table: match self.places[layer].is_windowed {
-                    true => &slot.ring_pages,
-                    false => &slot.whole_pages,
-                },
-                context_len: slot.length.len(),
-            }
-        };
-        anchors.iter().map(context).collect()
+    /// What the blocks of the last [`look_from`](Self::look_from) see in `layer`.
+    pub(super) fn seen_in(&self, layer: usize) -> &BlockContexts {
+        match self.places[layer].is_windowed {
+            true => &self.seen_windowed,
+            false => &self.seen_whole,
+        }
     }
 
     /// Key and value pages of `layer`.
@@ -251,13 +286,16 @@ impl Contexts {
             inverse_frequencies,
         } = model;
         let (num_rows, s) = (rows.len(), &mut self.scratch);
-        let slot = &self.slots[slot];
-        let first_position = slot.length.len();
+        let state = &self.slots[slot];
+        let first_position = state.length.len();
+        self.pass_rows.fill(device, rows.iter().copied())?;
+        let positions = (first_position as u32..).take(num_rows);
+        self.positions.fill(device, positions)?;
         GatherTaps::run(
             device,
             GatherTapsArgs {
                 taps,
-                rows,
+                rows: &self.pass_rows,
                 width: config.hidden_size,
                 y: &mut s.taps,
             },
@@ -277,8 +315,15 @@ impl Contexts {
                 y: &mut s.hidden,
             },
         )?;
-        let positions: Vec<u32> = (first_position as u32..).take(num_rows).collect();
-        let chunk_rows: Vec<u32> = (0..num_rows as u32).collect();
+        let [whole_rows, ring_rows] = &mut self.chunk_rows;
+        for (placed, pages) in [
+            (&mut *whole_rows, &state.whole_pages),
+            (&mut *ring_rows, &state.ring_pages),
+        ] {
+            placed.clear();
+            placed.push(slot, first_position, pages, 0..num_rows as u32)?;
+            placed.finish(device)?;
+        }
         for (i, layer) in weights.layers.iter().enumerate() {
             let hidden = &s.hidden;
             let (k_proj, v_proj) = (&layer.k_proj, &layer.v_proj);
@@ -303,31 +348,22 @@ impl Contexts {
                     x: &mut s.k,
                     num_heads: config.num_kv_heads,
                     head_dim: config.head_dim,
-                    positions: &positions,
+                    positions: &self.positions,
                     inverse_frequencies,
                     pair_offset: config.head_dim / 2,
                 },
             )?;
             let Place { is_windowed, index } = self.places[i];
-            let (cache, page_table) = match is_windowed {
-                true => (&mut self.windowed, &slot.ring_pages),
-                false => (&mut self.whole, &slot.whole_pages),
+            let (cache, rows) = match is_windowed {
+                true => (&mut self.windowed, &*ring_rows),
+                false => (&mut self.whole, &*whole_rows),
             };
-            let (k_pages, v_pages) = cache.k_v_mut(index);
-            AppendKv::run(
-                device,
-                AppendKvArgs {
-                    k_tail: &s.k,
-                    v_tail: &s.v,
-                    rows: &chunk_rows,
-                    first_position,
-                    page_table,
-                    kv_heads: config.num_kv_heads,
-                    head_dim: config.head_dim,
-                    k_pages,
-                    v_pages,
-                },
-            )?;
+            let tail = KvTail {
+                layer: index,
+                k: &s.k,
+                v: &s.v,
+            };
+            cache.append(device, rows, &[tail])?;
         }
         Ok(())
     }

@@ -6,14 +6,14 @@ use super::config::BlockConfig;
 use super::footprint::DrafterSizes;
 use super::proposal::Proposal;
 use super::weights::SelectorWeights;
-use crate::device::{Buffer, Device};
+use crate::device::{Buffer, Device, Staged};
 use crate::error::{CheckpointError, Result};
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::draft_select::{DraftSelect, DraftSelectArgs, LogitShape, Selector};
 use crate::model::DecoderWeights;
 use crate::options::WeightFormat;
-use crate::weights::{Checkpoint, Linear};
+use crate::weights::{Linear, WeightLoader};
 
 /// A drafter's own LM head, perhaps over a part of the vocabulary.
 pub(super) struct OwnHead {
@@ -25,10 +25,11 @@ pub(super) struct OwnHead {
 impl OwnHead {
     /// Reads the head of `[rows, hidden_size]` and, for a target of `offset_into` ids, the offsets of its rows' ids.
     pub(super) fn load(
-        checkpoint: &Checkpoint,
+        tensors: WeightLoader<'_>,
         [num_rows, hidden_size]: [usize; 2],
         offset_into: Option<usize>,
-    ) -> Result<Self, CheckpointError> {
+    ) -> Result<Self> {
+        let checkpoint = tensors.checkpoint;
         const OFFSETS: &str = super::config::OFFSETS;
         let target_ids = |vocab_size: usize| {
             let offsets = checkpoint.vector_i64(OFFSETS, num_rows)?;
@@ -44,14 +45,13 @@ impl OwnHead {
                         got: *offset,
                     })
             };
-            offsets.iter().enumerate().map(id).collect()
+            let ids: Result<Vec<u32>, _> = offsets.iter().enumerate().map(id).collect();
+            ids
         };
         Ok(Self {
-            lm_head: Linear::load(
-                checkpoint,
+            lm_head: tensors.linear(
                 "lm_head.weight",
-                num_rows,
-                hidden_size,
+                [num_rows, hidden_size],
                 WeightFormat::Auto,
             )?,
             target_ids: offset_into.map(target_ids).transpose()?,
@@ -138,23 +138,34 @@ pub(super) struct DraftHead {
     max_width: usize,
     logits: Buffer<f32>,
     gate: Buffer<f32>,
+    anchor_tokens: Staged<u32>,
     token_ids: Buffer<u32>,
     log_probs: Buffer<f32>,
 }
 
+/// Candidates of all rows of a call, on the host.
+struct Selected {
+    top_k: usize,
+    /// `[rows, top_k]`.
+    token_ids: Vec<u32>,
+    /// `[rows, 1 or top_k (before), top_k]`.
+    log_probs: Vec<f32>,
+}
+
 impl DraftHead {
-    pub(super) fn new(device: &Device, config: &BlockConfig, sizes: &DrafterSizes) -> Self {
+    pub(super) fn new(device: &Device, config: &BlockConfig, sizes: &DrafterSizes) -> Result<Self> {
         let lens = HeadLens::of(config, sizes, sizes.num_slots);
         let num_drafted_ids = config.num_drafted_ids(sizes.vocab_size);
-        Self {
+        Ok(Self {
             shape: config.logit_shape,
             num_drafted_ids,
             max_width: sizes.width.min(num_drafted_ids),
-            logits: device.alloc(lens.logits),
-            gate: device.alloc(lens.gate),
-            token_ids: device.alloc(lens.token_ids),
-            log_probs: device.alloc(lens.log_probs),
-        }
+            logits: device.try_alloc(lens.logits)?,
+            gate: device.try_alloc(lens.gate)?,
+            anchor_tokens: Staged::default(),
+            token_ids: device.try_alloc(lens.token_ids)?,
+            log_probs: device.try_alloc(lens.log_probs)?,
+        })
     }
 
     /// Logits of all rows, `[rows, drafted ids]`, by the drafter's own head or the target's.
@@ -182,11 +193,11 @@ impl DraftHead {
         proposals: &mut [Proposal],
     ) -> Result<()> {
         let top_k = width.min(self.max_width);
-        self.select(device, rows, top_k, None)?;
+        let mut selected = self.select(device, rows, top_k, None)?;
         if let Some(head) = own {
-            head.to_target_ids(&mut self.token_ids.host_mut()[..rows.num_rows() * top_k]);
+            head.to_target_ids(&mut selected.token_ids);
         }
-        self.push_levels(rows, top_k, top_k, proposals);
+        selected.push_levels(rows, proposals);
         Ok(())
     }
 
@@ -205,9 +216,8 @@ impl DraftHead {
             &mut self.gate,
             Epilogue::Store,
         )?;
-        let top_k = weights.top_k;
-        self.select(device, rows, top_k, Some(weights))?;
-        self.push_levels(rows, top_k, top_k * top_k, proposals);
+        let selected = self.select(device, rows, weights.top_k, Some(weights))?;
+        selected.push_levels(rows, proposals);
         Ok(())
     }
 
@@ -217,8 +227,9 @@ impl DraftHead {
         rows: DraftedRows<'_>,
         top_k: usize,
         selector: Option<&SelectorWeights>,
-    ) -> Result<()> {
-        let anchor_tokens: Vec<u32> = rows.anchors.iter().map(|anchor| anchor.token_id).collect();
+    ) -> Result<Selected> {
+        let anchor_tokens = rows.anchors.iter().map(|anchor| anchor.token_id);
+        self.anchor_tokens.fill(device, anchor_tokens)?;
         DraftSelect::run(
             device,
             DraftSelectArgs {
@@ -232,32 +243,38 @@ impl DraftHead {
                     gate: &self.gate,
                     predecessor: &weights.predecessor,
                     successor: &weights.successor,
-                    anchor_tokens: &anchor_tokens,
+                    anchor_tokens: &self.anchor_tokens,
                 }),
                 token_ids: &mut self.token_ids,
                 log_probs: &mut self.log_probs,
             },
         )?;
-        Ok(())
+        let scores_per_row = match selector {
+            Some(_) => top_k * top_k,
+            None => top_k,
+        };
+        let num_rows = rows.num_rows();
+        Ok(Selected {
+            top_k,
+            token_ids: self.token_ids.read_back(num_rows * top_k)?,
+            log_probs: self.log_probs.read_back(num_rows * scores_per_row)?,
+        })
     }
+}
 
-    fn push_levels(
-        &self,
-        rows: DraftedRows<'_>,
-        top_k: usize,
-        scores_per_row: usize,
-        proposals: &mut [Proposal],
-    ) {
+impl Selected {
+    fn push_levels(&self, rows: DraftedRows<'_>, proposals: &mut [Proposal]) {
+        let scores_per_row = self.log_probs.len() / rows.num_rows();
         for (block, proposal) in proposals.iter_mut().enumerate() {
             for level in 0..rows.num_levels {
                 let row = level * rows.anchors.len() + block;
                 let num_parents = match level {
                     0 => 1,
-                    _ => scores_per_row / top_k,
+                    _ => scores_per_row / self.top_k,
                 };
                 proposal.push_level(
-                    &self.token_ids.host()[row * top_k..][..top_k],
-                    &self.log_probs.host()[row * scores_per_row..][..num_parents * top_k],
+                    &self.token_ids[row * self.top_k..][..self.top_k],
+                    &self.log_probs[row * scores_per_row..][..num_parents * self.top_k],
                     num_parents,
                 );
             }

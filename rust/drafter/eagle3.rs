@@ -9,6 +9,7 @@
 mod forward;
 mod weights;
 
+use std::convert::Infallible;
 use std::path::Path;
 
 use super::beam::{Beam, Merging, RankedRows};
@@ -17,14 +18,15 @@ use super::context_length::ContextLength;
 use super::footprint::DrafterSizes;
 use super::proposal::Proposal;
 use super::{ContextRows, DraftAnchor, DraftRequest, Drafter, Standing, check_length};
-use crate::cache::pages::KvCache;
-use crate::device::{Buffer, Device};
+use crate::cache::pages::{KvCache, KvTail};
+use crate::device::{Buffer, Device, Staged};
 use crate::error::{DrafterError, Result};
-use crate::kernels::append_kv::{AppendKv, AppendKvArgs};
+use crate::kernels::append_kv::AppendKv;
 use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::draft_select::{DraftSelect, DraftSelectArgs, LogitShape};
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
 use crate::kernels::paths::RowPaths;
+use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::kernels::{Kernel, check_size};
 use crate::model::DecoderWeights;
@@ -57,6 +59,12 @@ pub(super) struct Eagle3 {
     token_ids: Buffer<u32>,
     log_probs: Buffer<f32>,
     beam: Beam,
+    /// Rows of a growing context.
+    entered: PlacedRows,
+    /// Rows of the depth being drafted.
+    paths: RowPaths,
+    /// Rows of the depth before.
+    paths_before: RowPaths,
 }
 
 #[derive(Clone, Default)]
@@ -80,17 +88,23 @@ struct Chunk<B = Buffer<f32>> {
     /// The waiting feature, then the chunk's.
     features: B,
     entry: Entry<B>,
+    /// Rows of the pass.
+    rows: Staged<u32>,
 }
 
 impl<B> Chunk<B> {
     /// What `values` makes of each buffer's values.
-    fn with(config: &Eagle3Config, mut values: impl FnMut(usize) -> B) -> Self {
-        Self {
-            taps: values(CHUNK_ROWS * config.taps_dim()),
-            fused: values(CHUNK_ROWS * config.hidden_size),
-            features: values((CHUNK_ROWS + 1) * config.hidden_size),
-            entry: Entry::with(config, |width| values(CHUNK_ROWS * width)),
-        }
+    fn with<E>(
+        config: &Eagle3Config,
+        mut values: impl FnMut(usize) -> Result<B, E>,
+    ) -> Result<Self, E> {
+        Ok(Self {
+            taps: values(CHUNK_ROWS * config.taps_dim())?,
+            fused: values(CHUNK_ROWS * config.hidden_size)?,
+            features: values((CHUNK_ROWS + 1) * config.hidden_size)?,
+            entry: Entry::with(config, |width| values(CHUNK_ROWS * width))?,
+            rows: Staged::default(),
+        })
     }
 }
 
@@ -109,9 +123,17 @@ pub(super) struct Lens {
 /// Elements for `sizes`.
 pub(super) fn lens_of(config: &Eagle3Config, sizes: &DrafterSizes) -> Lens {
     let mut scratch = 0;
-    Chunk::with(config, |len| scratch += len);
+    let count = |len| {
+        scratch += len;
+        Ok::<_, Infallible>(len)
+    };
+    let Ok(_) = Chunk::with(config, count);
     let mut row_len = 0;
-    Pass::with(config, |width| row_len += width);
+    let count = |width| {
+        row_len += width;
+        Ok::<_, Infallible>(width)
+    };
+    let Ok(_) = Pass::with(config, count);
     Lens {
         scratch,
         slot_activations: FEATURES_PER_SLOT * config.hidden_size
@@ -137,23 +159,27 @@ impl Eagle3 {
     ) -> Result<Self> {
         let num_rows = sizes.num_slots * sizes.width;
         let num_children = num_rows * sizes.width;
+        let paths = || RowPaths::with_capacity(device, num_rows, sizes.num_pages);
         Ok(Self {
             taps,
-            weights: Eagle3Weights::load(dir, config, sizes.vocab_size)?,
-            inverse_frequencies: Buffer::from_slice(&config.rope.inverse_frequencies()),
-            cache: KvCache::new(device, &config.kv_shapes(), sizes.num_pages),
+            weights: Eagle3Weights::load(device, dir, config, sizes.vocab_size)?,
+            inverse_frequencies: device.constants(&config.rope.inverse_frequencies())?,
+            cache: KvCache::new(device, &config.kv_shapes(), sizes.num_pages)?,
             slots: vec![Slot::default(); sizes.num_slots],
-            waiting: device.alloc(sizes.num_slots * FEATURES_PER_SLOT * config.hidden_size),
-            chunk: Chunk::with(config, |len| device.alloc(len)),
-            pass: Pass::with(config, |width| device.alloc(num_rows * width)),
-            logits: device.alloc(num_rows * config.draft_vocab_size),
+            waiting: device.try_alloc(sizes.num_slots * FEATURES_PER_SLOT * config.hidden_size)?,
+            chunk: Chunk::with(config, |len| device.try_alloc(len))?,
+            pass: Pass::with(config, |width| device.try_alloc(num_rows * width))?,
+            logits: device.try_alloc(num_rows * config.draft_vocab_size)?,
             tail: Tail::new(
                 device,
                 sizes.num_slots * tail_rows(&sizes) * config.kv_dim(),
-            ),
-            token_ids: device.alloc(num_children),
-            log_probs: device.alloc(num_children),
+            )?,
+            token_ids: device.try_alloc(num_children)?,
+            log_probs: device.try_alloc(num_children)?,
             beam: Beam::new(Merging::Never),
+            entered: PlacedRows::with_capacity(device, CHUNK_ROWS)?,
+            paths: paths()?,
+            paths_before: paths()?,
             config: config.clone(),
             sizes,
         })
@@ -176,12 +202,14 @@ impl Eagle3 {
             fused,
             features,
             entry,
+            rows: staged_rows,
         } = &mut self.chunk;
+        staged_rows.fill(device, tap_rows.iter().copied())?;
         GatherTaps::run(
             device,
             GatherTapsArgs {
                 taps: rows.taps,
-                rows: tap_rows,
+                rows: staged_rows,
                 width: hidden,
                 y: taps,
             },
@@ -191,11 +219,10 @@ impl Eagle3 {
         // The first position of all has none before it, and its token pairs with nothing.
         let waiting = usize::from(slot.length.len() > 0);
         if waiting == 1 {
-            let row = slot.waiting_row(rows.slot) * hidden;
-            features.host_mut()[..hidden].copy_from_slice(&self.waiting.host()[row..][..hidden]);
+            let start = slot.waiting_row(rows.slot) * hidden;
+            features.copy_range(0, &self.waiting, start..start + hidden)?;
         }
-        features.host_mut()[waiting * hidden..][..num_rows * hidden]
-            .copy_from_slice(&fused.host()[..num_rows * hidden]);
+        features.copy_range(waiting * hidden, fused, 0..num_rows * hidden)?;
         let token_ids = &token_ids[1 - waiting..];
         let first_position = slot.length.len() - waiting;
         let positions: Vec<u32> = (first_position as u32..).take(token_ids.len()).collect();
@@ -208,27 +235,22 @@ impl Eagle3 {
             };
             let embed = self.weights.embed.as_ref().unwrap_or(&target.embed);
             layer.enter(token_ids, embed, features, &positions, entry)?;
-            let entered: Vec<u32> = (0..token_ids.len() as u32).collect();
-            let (k_pages, v_pages) = self.cache.k_v_mut(0);
-            AppendKv::run(
-                device,
-                AppendKvArgs {
-                    k_tail: &entry.k,
-                    v_tail: &entry.v,
-                    rows: &entered,
-                    first_position,
-                    page_table: &slot.page_table,
-                    kv_heads: self.config.num_kv_heads,
-                    head_dim: self.config.head_dim,
-                    k_pages,
-                    v_pages,
-                },
-            )?;
+            let entered = 0..token_ids.len() as u32;
+            self.entered.clear();
+            self.entered
+                .push(rows.slot, first_position, &slot.page_table, entered)?;
+            self.entered.finish(device)?;
+            let tail = KvTail {
+                layer: 0,
+                k: &entry.k,
+                v: &entry.v,
+            };
+            self.cache.append(device, &self.entered, &[tail])?;
         }
         slot.length.grow(num_rows, rows.standing);
         let row = FEATURES_PER_SLOT * rows.slot + usize::from(rows.standing == Standing::Scratch);
-        self.waiting.host_mut()[row * hidden..][..hidden]
-            .copy_from_slice(&fused.host()[(num_rows - 1) * hidden..][..hidden]);
+        let last = (num_rows - 1) * hidden..num_rows * hidden;
+        self.waiting.copy_range(row * hidden, fused, last)?;
         Ok(())
     }
 }
@@ -327,11 +349,11 @@ impl Drafter for Eagle3 {
         self.beam
             .start(roots().map(|(request, anchor)| (request, anchor.token_id)));
         let hidden = self.config.hidden_size;
-        for ((_, anchor), feature) in
-            roots().zip(self.pass.features.host_mut().chunks_exact_mut(hidden))
-        {
-            let row = self.slots[anchor.slot].waiting_row(anchor.slot) * hidden;
-            feature.copy_from_slice(&self.waiting.host()[row..][..hidden]);
+        for (i, (_, anchor)) in roots().enumerate() {
+            let start = self.slots[anchor.slot].waiting_row(anchor.slot) * hidden;
+            let feature = start..start + hidden;
+            let features = &mut self.pass.features;
+            features.copy_range(i * hidden, &self.waiting, feature)?;
         }
         let layer = Layer {
             device,
@@ -339,38 +361,41 @@ impl Drafter for Eagle3 {
             weights: &self.weights,
             inverse_frequencies: &self.inverse_frequencies,
         };
-        let mut before: Option<RowPaths> = None;
         let mut num_tail_rows = 0;
-        for _ in 0..wanted.num_draft_tokens {
+        for depth in 0..wanted.num_draft_tokens {
             let nodes = self.beam.nodes();
             if nodes.is_empty() {
                 break;
             }
-            if before.is_some() {
+            if depth > 0 {
                 let parent_rows: Vec<u32> =
                     nodes.iter().map(|node| node.parent_row as u32).collect();
                 self.pass.follow(&layer, &parent_rows)?;
             }
-            let mut paths = RowPaths::new();
-            let mut tables = Vec::new();
+            std::mem::swap(&mut self.paths, &mut self.paths_before);
+            self.paths.clear();
             let mut row = 0;
             for of_request in nodes.chunk_by(|a, b| a.request == b.request) {
                 let anchor = &anchors[of_request[0].request];
-                tables.push(&self.slots[anchor.slot].page_table[..]);
+                let pages = &self.slots[anchor.slot].page_table;
+                let before = &self.paths_before;
                 let queries = of_request.iter().map(|node| {
-                    let path = before
-                        .as_ref()
-                        .map_or(&[][..], |paths| paths.path(node.parent_row));
+                    let path = match depth {
+                        0 => &[],
+                        _ => before.path(node.parent_row),
+                    };
                     row += 1;
                     (path, (num_tail_rows + row - 1) as u32)
                 });
-                paths.push_queries(anchor.slot, anchor.position - 1, queries)?;
+                let committed_len = anchor.position - 1;
+                self.paths
+                    .push_queries(anchor.slot, committed_len, pages, queries)?;
             }
+            self.paths.finish(device)?;
             let token_ids: Vec<u32> = nodes.iter().map(|node| node.token_id).collect();
             let embed = self.weights.embed.as_ref().unwrap_or(&target.embed);
             let context = TreeContext {
-                paths: &paths,
-                page_tables: &tables,
+                paths: &self.paths,
                 pages: (self.cache.k(0), self.cache.v(0)),
                 first_tail_row: num_tail_rows,
             };
@@ -394,14 +419,14 @@ impl Drafter for Eagle3 {
                 },
             )?;
             let num_children = nodes.len() * width;
-            head.to_target_ids(&mut self.token_ids.host_mut()[..num_children]);
+            let mut token_ids = self.token_ids.read_back(num_children)?;
+            head.to_target_ids(&mut token_ids);
             let children = RankedRows {
                 top_k: width,
-                token_ids: &self.token_ids.host()[..num_children],
-                log_probs: &self.log_probs.host()[..num_children],
+                token_ids: &token_ids,
+                log_probs: &self.log_probs.read_back(num_children)?,
             };
             self.beam.advance(proposals, &children, width);
-            before = Some(paths);
         }
         Ok(())
     }

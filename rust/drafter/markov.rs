@@ -4,6 +4,8 @@
 //! to a recurrent state over the path, times `markov_w2`. A beam decides which tokens of a position go on as parents;
 //! with one parent and one child each this is the published greedy walk over the whole vocabulary.
 
+use std::convert::Infallible;
+
 use super::DraftRequest;
 use super::beam::{Beam, BeamNode, Merging, RankedRows};
 use super::config::{BlockConfig, MarkovConfig, MarkovKind};
@@ -11,7 +13,7 @@ use super::draft_head::{DraftedRows, OwnHead};
 use super::footprint::DrafterSizes;
 use super::proposal::Proposal;
 use super::weights::{ConfidenceWeights, MarkovMixing, MarkovWeights};
-use crate::device::{Buffer, Device};
+use crate::device::{Buffer, Device, Staged};
 use crate::error::Result;
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::Epilogue;
@@ -26,9 +28,19 @@ struct Activations<B = Buffer<f32>> {
     codes: B,
     /// Gate, or the three parts of the recurrent update.
     mixed: B,
-    /// Recurrent states of the parents, and those after their update.
+    /// Recurrent states of the parents.
     states_before: B,
-    states: B,
+}
+
+/// What a step's kernels read on both sides.
+#[derive(Default)]
+struct Lists {
+    /// Tokens of the beam's nodes.
+    token_ids: Staged<u32>,
+    /// Their rows of the block.
+    own_rows: Staged<u32>,
+    /// A zero for each row of the block.
+    zeros: Staged<u32>,
 }
 
 /// Widths of [`Activations`] and of the hidden state's part of `mixed`.
@@ -41,17 +53,19 @@ fn mixed_dim(markov: &MarkovConfig) -> usize {
 }
 
 impl<B> Activations<B> {
-    fn with(markov: &MarkovConfig, mut rows: impl FnMut(usize) -> B) -> Self {
+    fn with<E>(
+        markov: &MarkovConfig,
+        mut rows: impl FnMut(usize) -> Result<B, E>,
+    ) -> Result<Self, E> {
         let state = match markov.kind {
             MarkovKind::Rnn { .. } => markov.rank,
             _ => 0,
         };
-        Self {
-            codes: rows(markov.rank),
-            mixed: rows(mixed_dim(markov)),
-            states_before: rows(state),
-            states: rows(state),
-        }
+        Ok(Self {
+            codes: rows(markov.rank)?,
+            mixed: rows(mixed_dim(markov))?,
+            states_before: rows(state)?,
+        })
     }
 }
 
@@ -61,7 +75,11 @@ pub(super) fn lens_of(config: &BlockConfig, sizes: &DrafterSizes, num_slots: usi
         return [0; 3];
     };
     let mut row_len = 0;
-    Activations::with(markov, |width| row_len += width);
+    let count = |width| {
+        row_len += width;
+        Ok::<_, Infallible>(width)
+    };
+    let Ok(_) = Activations::with(markov, count);
     let num_rows = num_slots * sizes.width;
     let from_hidden = num_slots * sizes.num_draft_tokens * mixed_dim(markov);
     let logits = config.num_drafted_ids(sizes.vocab_size);
@@ -80,6 +98,10 @@ pub(super) struct MarkovWalk {
     num_drafted_ids: usize,
     shape: LogitShape,
     activations: Activations,
+    lists: Lists,
+    /// Recurrent states of the beam's nodes after their update. Such walks are rare and their states short: the host
+    /// updates them.
+    states: Vec<f32>,
     /// The hidden state's part of `mixed`, for all positions.
     from_hidden: Buffer<f32>,
     logits: Buffer<f32>,
@@ -98,26 +120,35 @@ pub(super) struct WalkWeights<'a> {
 
 impl MarkovWalk {
     /// Buffers for `sizes`; `None` for a drafter without a Markov head.
-    pub(super) fn new(device: &Device, config: &BlockConfig, sizes: &DrafterSizes) -> Option<Self> {
-        let markov = config.method.markov()?;
+    pub(super) fn new(
+        device: &Device,
+        config: &BlockConfig,
+        sizes: &DrafterSizes,
+    ) -> Result<Option<Self>> {
+        let Some(markov) = config.method.markov() else {
+            return Ok(None);
+        };
         let num_rows = sizes.num_slots * sizes.width;
         let num_drafted_ids = config.num_drafted_ids(sizes.vocab_size);
-        Some(Self {
+        let from_hidden = sizes.num_slots * sizes.num_draft_tokens * mixed_dim(markov);
+        Ok(Some(Self {
             rank: markov.rank,
             mixed_dim: mixed_dim(markov),
             hidden_size: config.hidden_size,
             num_drafted_ids,
             shape: config.logit_shape,
-            activations: Activations::with(markov, |width| device.alloc(num_rows * width)),
-            from_hidden: device.alloc(sizes.num_slots * sizes.num_draft_tokens * mixed_dim(markov)),
-            logits: device.alloc(num_rows * num_drafted_ids),
-            token_ids: device.alloc(num_rows * sizes.width),
-            log_probs: device.alloc(num_rows * sizes.width),
+            activations: Activations::with(markov, |width| device.try_alloc(num_rows * width))?,
+            lists: Lists::default(),
+            states: Vec::new(),
+            from_hidden: device.try_alloc(from_hidden)?,
+            logits: device.try_alloc(num_rows * num_drafted_ids)?,
+            token_ids: device.try_alloc(num_rows * sizes.width)?,
+            log_probs: device.try_alloc(num_rows * sizes.width)?,
             beam: Beam::new(match markov.kind {
                 MarkovKind::Rnn { .. } => Merging::Never,
                 _ => Merging::ByToken,
             }),
-        })
+        }))
     }
 
     /// Proposes `width` children of each of the `width` best nodes per position. `logits` are those of all `rows`,
@@ -133,14 +164,21 @@ impl MarkovWalk {
     ) -> Result<()> {
         let width = wanted.width.min(self.num_drafted_ids);
         self.mix_hidden(device, weights.markov, rows)?;
-        self.activations.states.host_mut().fill(0.0);
+        self.states.clear();
+        self.states.resize(rows.anchors.len() * self.rank, 0.0);
+        let confidence = weights.confidence.filter(|_| wanted.min_confidence > 0.0);
+        let hidden = match confidence {
+            Some(_) => rows.hidden.read_back(rows.num_rows() * self.hidden_size)?,
+            None => Vec::new(),
+        };
         let anchors = rows.anchors.iter().map(|anchor| anchor.token_id);
         self.beam.start(anchors.enumerate());
         for level in 0..rows.num_levels {
             let first_row = level * rows.anchors.len();
-            if let Some(confidence) = weights.confidence.filter(|_| wanted.min_confidence > 0.0) {
+            if let Some(confidence) = confidence {
                 let log_min = f64::from(wanted.min_confidence).ln();
-                self.give_up(weights.markov, confidence, rows, first_row, log_min);
+                let hidden = &hidden[first_row * self.hidden_size..];
+                self.give_up(device, weights.markov, confidence, hidden, log_min)?;
             }
             if self.beam.nodes().is_empty() {
                 break;
@@ -161,15 +199,14 @@ impl MarkovWalk {
                     log_probs: &mut self.log_probs,
                 },
             )?;
-            let token_ids = &mut self.token_ids.host_mut()[..num_nodes * width];
+            let mut token_ids = self.token_ids.read_back(num_nodes * width)?;
             if let Some(head) = weights.own_head {
-                head.to_target_ids(token_ids);
+                head.to_target_ids(&mut token_ids);
             }
-            let log_probs = &self.log_probs.host()[..num_nodes * width];
             let children = RankedRows {
                 top_k: width,
-                token_ids,
-                log_probs,
+                token_ids: &token_ids,
+                log_probs: &self.log_probs.read_back(num_nodes * width)?,
             };
             self.beam.advance(proposals, &children, width);
         }
@@ -188,42 +225,54 @@ impl MarkovWalk {
             MarkovMixing::Gated { hidden, bias, .. } => (hidden, Some(bias)),
             MarkovMixing::Rnn { hidden, bias, .. } => (hidden, bias.as_ref()),
         };
-        let num_rows = rows.num_rows();
-        linear.forward(
-            device,
-            rows.hidden,
-            num_rows,
-            &mut self.from_hidden,
-            Epilogue::Store,
-        )?;
+        let (num_rows, mixed) = (rows.num_rows(), &mut self.from_hidden);
+        let mut epilogue = Epilogue::Store;
         if let Some(bias) = bias {
-            let from_hidden = &mut self.from_hidden.host_mut()[..num_rows * self.mixed_dim];
-            for row in from_hidden.chunks_exact_mut(self.mixed_dim) {
-                row.iter_mut()
-                    .zip(bias.host())
-                    .for_each(|(x, bias)| *x += bias);
-            }
+            let zeros = std::iter::repeat_n(0, num_rows);
+            self.lists.zeros.fill(device, zeros)?;
+            take_rows(device, bias, &self.lists.zeros, self.mixed_dim, mixed)?;
+            epilogue = Epilogue::AddToOutput;
         }
+        Ok(linear.forward(device, rows.hidden, num_rows, mixed, epilogue)?)
+    }
+
+    /// Gives up nodes of the beam whose children the confidence head thinks unlikely to be accepted; `hidden` holds the
+    /// rows of their position.
+    fn give_up(
+        &mut self,
+        device: &Device,
+        markov: &MarkovWeights,
+        confidence: &ConfidenceWeights,
+        hidden: &[f32],
+        log_min: f64,
+    ) -> Result<()> {
+        self.look_codes_up(device, markov)?;
+        let nodes = self.beam.nodes();
+        let codes = self.activations.codes.read_back(nodes.len() * self.rank)?;
+        let log_probability = |(node, code): (&BeamNode, _)| {
+            let hidden = &hidden[node.request * self.hidden_size..][..self.hidden_size];
+            confidence.log_probability(hidden, code)
+        };
+        let nodes = nodes.iter().zip(codes.chunks_exact(self.rank));
+        let log_confidences: Vec<f32> = nodes.map(log_probability).collect();
+        self.beam.give_up(&log_confidences, log_min);
         Ok(())
     }
 
-    /// Gives up nodes of the beam whose children the confidence head thinks unlikely to be accepted.
-    fn give_up(
-        &mut self,
-        markov: &MarkovWeights,
-        confidence: &ConfidenceWeights,
-        rows: DraftedRows<'_>,
-        first_row: usize,
-        log_min: f64,
-    ) {
-        let mut code = vec![0.0; self.rank];
-        let log_probability = |node: &BeamNode| {
-            markov.codes.unpack_row(node.token_id as usize, &mut code);
-            let start = (first_row + node.request) * self.hidden_size;
-            confidence.log_probability(&rows.hidden.host()[start..][..self.hidden_size], &code)
-        };
-        let log_confidences: Vec<f32> = self.beam.nodes().iter().map(log_probability).collect();
-        self.beam.give_up(&log_confidences, log_min);
+    /// Fills `codes` with those of the beam's tokens.
+    fn look_codes_up(&mut self, device: &Device, weights: &MarkovWeights) -> Result<()> {
+        let token_ids = self.beam.nodes().iter().map(|node| node.token_id);
+        self.lists.token_ids.fill(device, token_ids)?;
+        EmbedRows::run(
+            device,
+            EmbedRowsArgs {
+                table: &weights.codes,
+                token_ids: &self.lists.token_ids,
+                scale: 1.0,
+                y: &mut self.activations.codes,
+            },
+        )?;
+        Ok(())
     }
 
     /// Corrected logits of the children of all nodes of the beam.
@@ -234,30 +283,20 @@ impl MarkovWalk {
         first_row: usize,
         logits: &Buffer<f32>,
     ) -> Result<()> {
+        self.look_codes_up(device, weights)?;
         let nodes = self.beam.nodes();
         let num_nodes = nodes.len();
-        let token_ids: Vec<u32> = nodes.iter().map(|node| node.token_id).collect();
+        let own_row = |node: &BeamNode| (first_row + node.request) as u32;
+        let own_rows = &mut self.lists.own_rows;
+        own_rows.fill(device, nodes.iter().map(own_row))?;
         let Activations {
             codes,
             mixed,
             states_before,
-            states,
         } = &mut self.activations;
-        EmbedRows::run(
-            device,
-            EmbedRowsArgs {
-                table: &weights.codes,
-                token_ids: &token_ids,
-                y: codes,
-            },
-        )?;
-        let own_row = |node: &BeamNode| first_row + node.request;
-        copy_rows(
-            &self.from_hidden,
-            mixed,
-            self.mixed_dim,
-            nodes.iter().map(own_row),
-        );
+        if self.mixed_dim > 0 {
+            take_rows(device, &self.from_hidden, own_rows, self.mixed_dim, mixed)?;
+        }
         let add = Epilogue::AddToOutput;
         match &weights.mixing {
             MarkovMixing::Vanilla => {}
@@ -277,36 +316,28 @@ impl MarkovWalk {
                 )?;
             }
             MarkovMixing::Rnn { state, code, .. } => {
-                let parent_rows: Vec<u32> =
-                    nodes.iter().map(|node| node.parent_row as u32).collect();
-                GatherTaps::run(
-                    device,
-                    GatherTapsArgs {
-                        taps: std::slice::from_ref(states),
-                        rows: &parent_rows,
-                        width: self.rank,
-                        y: states_before,
-                    },
-                )?;
+                let of_parent =
+                    |node: &BeamNode| &self.states[node.parent_row * self.rank..][..self.rank];
+                let before: Vec<f32> = nodes.iter().flat_map(of_parent).copied().collect();
+                states_before.upload_in_order(&before)?;
                 code.forward(device, codes, num_nodes, mixed, add)?;
                 state.forward(device, states_before, num_nodes, mixed, add)?;
-                for row in 0..num_nodes {
-                    let range = row * self.rank..(row + 1) * self.rank;
-                    update_state(
-                        &mixed.host()[3 * range.start..3 * range.end],
-                        &states_before.host()[range.clone()],
-                        &mut states.host_mut()[range.clone()],
-                        &mut codes.host_mut()[range],
-                    );
+                let mixed = mixed.read_back(num_nodes * 3 * self.rank)?;
+                let mut corrects = vec![0.0; before.len()];
+                self.states.resize(before.len(), 0.0);
+                for (((mixed, before), state), corrects) in mixed
+                    .chunks_exact(3 * self.rank)
+                    .zip(before.chunks_exact(self.rank))
+                    .zip(self.states.chunks_exact_mut(self.rank))
+                    .zip(corrects.chunks_exact_mut(self.rank))
+                {
+                    update_state(mixed, before, state, corrects);
                 }
+                codes.upload_in_order(&corrects)?;
             }
         }
-        copy_rows(
-            logits,
-            &mut self.logits,
-            self.num_drafted_ids,
-            nodes.iter().map(own_row),
-        );
+        let num_ids = self.num_drafted_ids;
+        take_rows(device, logits, own_rows, num_ids, &mut self.logits)?;
         Ok(weights
             .correction
             .forward(device, codes, num_nodes, &mut self.logits, add)?)
@@ -314,17 +345,23 @@ impl MarkovWalk {
 }
 
 /// Copies rows of `width` values to the front of `to`.
-fn copy_rows(
+fn take_rows(
+    device: &Device,
     from: &Buffer<f32>,
-    to: &mut Buffer<f32>,
+    rows: &Staged<u32>,
     width: usize,
-    rows: impl Iterator<Item = usize>,
-) {
-    if width > 0 {
-        for (row, to) in rows.zip(to.host_mut().chunks_exact_mut(width)) {
-            to.copy_from_slice(&from.host()[row * width..][..width]);
-        }
-    }
+    to: &mut Buffer<f32>,
+) -> Result<()> {
+    GatherTaps::run(
+        device,
+        GatherTapsArgs {
+            taps: std::slice::from_ref(from),
+            rows,
+            width,
+            y: to,
+        },
+    )?;
+    Ok(())
 }
 
 /// `state = g * before + (1 - g) * tanh(c)`, and `tanh(o)` is what corrects; `mixed` is `[g, c, o]`, g before its

@@ -4,8 +4,10 @@
 //! fused gate+up projection has the gate in the first half of each row.
 
 use super::Kernel;
+use super::launcher::Launcher;
 use super::simd::{self, Lanes, Task};
 use super::vectors::{StridedVectors, for_each_row};
+use crate::device::cuda::{CudaDevice, Shape};
 use crate::device::{Buffer, HostDevice};
 use crate::error::KernelError;
 
@@ -70,6 +72,41 @@ impl Kernel for Gate {
             });
         });
     }
+
+    fn cuda(device: &CudaDevice, args: GateArgs<'_>) -> Result<(), KernelError> {
+        let launcher = Launcher::of::<Self>(device);
+        let num_values = args.num_vectors * args.width;
+        if num_values == 0 {
+            return Ok(());
+        }
+        let params = GateParams {
+            x: launcher.buffer("x", args.x)?,
+            y: launcher.buffer("y", args.y)?,
+            x_offset: args.x_offset as u64,
+            x_stride: args.x_stride as u64,
+            num_vectors: args.num_vectors as u32,
+            width: args.width as u32,
+        };
+        let entry = match args.kind {
+            GateKind::SiluMultiply => "gate_silu",
+            GateKind::SigmoidMultiply => "gate_sigmoid",
+        };
+        let shape = Shape::of_values(num_values);
+        // SAFETY: `params` mirrors the kernel's; `check` saw that gates and values are long enough.
+        unsafe { launcher.run(entry, shape, &params) }
+    }
+}
+
+/// `GateParams` of `gate.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct GateParams {
+    x: u64,
+    y: u64,
+    x_offset: u64,
+    x_stride: u64,
+    num_vectors: u32,
+    width: u32,
 }
 
 struct VectorTask<'a> {

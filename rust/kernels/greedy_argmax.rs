@@ -5,9 +5,12 @@
 
 use std::ops::Range;
 
+use super::launcher::Launcher;
+use super::masked_ids::MaskedIds;
 use super::simd::{self, LANES, Lanes, Task};
 use super::vectors::MIN_PARALLEL_ELEMENTS;
 use super::{Kernel, check_len, check_size};
+use crate::device::cuda::{CudaDevice, Shape};
 use crate::device::{Buffer, HostDevice};
 use crate::error::KernelError;
 use rayon::prelude::*;
@@ -20,8 +23,8 @@ pub struct GreedyArgmaxArgs<'a> {
     pub num_rows: usize,
     /// Length of a row.
     pub vocab_size: usize,
-    /// Per row, the ids that may not be chosen, in any order.
-    pub masked: &'a [&'a [u32]],
+    /// Per row, the ids that may not be chosen.
+    pub masked: &'a MaskedIds,
     /// Result, one id per row.
     pub token_ids: &'a mut [u32],
     /// Result, the logits of these ids.
@@ -44,7 +47,7 @@ impl Kernel for GreedyArgmax {
             args.logits.len(),
             num_rows * vocab_size,
         )?;
-        check_len(Self::NAME, "masked", args.masked.len(), num_rows)?;
+        check_len(Self::NAME, "masked", args.masked.num_rows(), num_rows)?;
         check_len(Self::NAME, "token_ids", args.token_ids.len(), num_rows)?;
         check_len(Self::NAME, "best_logits", args.best_logits.len(), num_rows)?;
         check_masks(Self::NAME, args.masked, vocab_size)
@@ -56,7 +59,7 @@ impl Kernel for GreedyArgmax {
         let best_logits = &mut args.best_logits[..args.num_rows];
         let decide = |row: usize, id: &mut u32, best: &mut f32| {
             let logits = &logits[row * args.vocab_size..][..args.vocab_size];
-            *id = row_argmax(logits, args.masked[row]);
+            *id = row_argmax(logits, args.masked.row(row));
             *best = logits[*id as usize];
         };
         if logits.len() < MIN_PARALLEL_ELEMENTS || args.num_rows == 1 {
@@ -73,15 +76,72 @@ impl Kernel for GreedyArgmax {
             });
         }
     }
+
+    fn cuda(device: &CudaDevice, args: GreedyArgmaxArgs<'_>) -> Result<(), KernelError> {
+        let launcher = Launcher::of::<Self>(device);
+        let num_rows = args.num_rows;
+        if num_rows == 0 {
+            return Ok(());
+        }
+        let num_parts = args.vocab_size.div_ceil(PART_LEN);
+        let logits_at = num_rows * size_of::<u32>();
+        let keys_at = (logits_at + num_rows * size_of::<f32>()) as u64;
+        let num_keys = num_rows * num_parts;
+        let scratch = launcher.scratch(keys_at as usize + num_keys * size_of::<u64>())?;
+        let params = GreedyArgmaxParams {
+            logits: launcher.buffer("logits", args.logits)?,
+            mask_starts: launcher.list("masked", args.masked.starts())?,
+            masked: launcher.list("masked", args.masked.ids())?,
+            keys: scratch + keys_at,
+            token_ids: scratch,
+            best_logits: scratch + logits_at as u64,
+            num_rows: num_rows as u32,
+            vocab_size: args.vocab_size as u32,
+            num_parts: num_parts as u32,
+        };
+        // SAFETY: `params` mirrors the kernels'; `check` saw that there are logits and masks of all rows, and the scratch
+        // holds results and keys.
+        unsafe {
+            let parts = Shape::of_blocks(num_keys, 256);
+            launcher.run("greedy_argmax_parts", parts, &params)?;
+            launcher.run(
+                "greedy_argmax_rows",
+                Shape::of_blocks(num_rows, 32),
+                &params,
+            )?;
+        }
+        args.token_ids[..num_rows].copy_from_slice(&launcher.read_scratch(0, num_rows)?);
+        args.best_logits[..num_rows].copy_from_slice(&launcher.read_scratch(logits_at, num_rows)?);
+        Ok(())
+    }
+}
+
+/// Ids that a block looks at.
+const PART_LEN: usize = 4096;
+
+/// `GreedyArgmaxParams` of `greedy_argmax.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct GreedyArgmaxParams {
+    logits: u64,
+    mask_starts: u64,
+    masked: u64,
+    keys: u64,
+    token_ids: u64,
+    best_logits: u64,
+    num_rows: u32,
+    vocab_size: u32,
+    num_parts: u32,
 }
 
 /// Refuses a row all of whose ids are masked.
 pub(super) fn check_masks(
     kernel: &'static str,
-    masked: &[&[u32]],
+    masked: &MaskedIds,
     vocab_size: usize,
 ) -> Result<(), KernelError> {
-    for masked in masked.iter().filter(|ids| ids.len() >= vocab_size) {
+    let lists = (0..masked.num_rows()).map(|row| masked.row(row));
+    for masked in lists.filter(|ids| ids.len() >= vocab_size) {
         let got = sorted_within(masked, vocab_size).len();
         if got == vocab_size {
             return Err(KernelError::OutOfRange {

@@ -19,20 +19,40 @@
 //! channel whose upper bound lies below the largest lower bound of an unmasked channel (strictly, so that ties survive)
 //! cannot win. Norms are stored rounded up; everything else is f64 with factors above its roundings.
 //! Channels with a NaN or an infinity have an infinite bound and always survive.
+//!
+//! # The bound on CUDA
+//! There a logit is a product with `x` rounded to BF16: that is part of what it is, and `x` above stands for the rounded row.
+//! `f` is a sum of slices of K, each one chain of `mma.m16n8k16` from zero, then fp32 additions of eight slices and of the
+//! octets. How a matrix unit adds is not specified; measured on every generation (Fasi, Higham, Mikaitis and Pranesh,
+//! Numerical behavior of NVIDIA tensor cores, PeerJ CS 2021; reference/kernels.md 2.1), it aligns 16 exact products and the
+//! sum so far to the largest of them, cuts each off at no fewer than 24 bits, adds, and cuts the result off. So an
+//! instruction errs by at most `(17 + 1) 2^-23` of the largest magnitude it meets, which is at most `sum |w_k x_k|` over
+//! what the chain has seen. A chain of m instructions errs by `18 m 2^-23`, the additions by one u each: with the longest
+//! slice, `g = (18 m 2^-23 + (8 + octets) 2^-24) / (1 - that)`, 4.4e-5 at K = 5120 ([`cuda`]). Matrix units may take numbers
+//! below 2^-126 for zero, inputs and sums: at most `2^-125 (K + sqrt(K) (|x| + |w|))`, with the largest `|w|` that is worked with.
+//! Intervals are computed in fp32 there. Scales outside 2^-60..2^60 make a channel survive, steps outside 2^-60..2^30 send a
+//! row to the dense path, so that nothing overflows or underflows; then the centre, `(scale sum) step` with the sum rounded
+//! once, is off by 3 roundings, the radius by 3, the bound by one more: `coded` takes `2^-19 (|x| + |e|)` more than its share, for
+//! `|centre| <= coded (|x| + |e|)`, and all constants a factor `1 + 2^-20`.
 
+mod cuda;
 mod head;
+mod head_codes;
 mod rescore;
 mod rows;
 mod scan;
 
 use super::greedy_argmax::check_masks;
+use super::masked_ids::MaskedIds;
 use super::packed_bf16::PackedBf16;
 use super::simd::{self, Isa, LANES};
 use super::{Kernel, check_len, check_size};
+use crate::device::cuda::CudaDevice;
 use crate::device::{Buffer, HostDevice};
 use crate::error::KernelError;
 
 pub use head::ScreenedHead;
+pub use head_codes::ScreenScan;
 pub use rows::Interval;
 
 /// What the choice among the channels goes by.
@@ -57,8 +77,8 @@ pub struct LmHeadScreenArgs<'a> {
     /// What the largest is the largest of. By estimates no channel is multiplied exactly: nothing survives, and what
     /// cannot be screened is decided densely as ever.
     pub scores: HeadScores,
-    /// Per row, the ids that may not be chosen, in any order.
-    pub masked: &'a [&'a [u32]],
+    /// Per row, the ids that may not be chosen.
+    pub masked: &'a MaskedIds,
     /// Room for the logits of rows that take the dense path, `[num_rows, vocab_size]`.
     pub dense_logits: &'a mut Buffer<f32>,
     /// Result, one id per row.
@@ -87,7 +107,7 @@ impl Kernel for LmHeadScreen {
         check_size(name, "out_features", args.head.out_features(), n)?;
         check_size(name, "in_features", args.head.in_features(), k)?;
         check_len(name, "x", args.x.len(), num_rows * k)?;
-        check_len(name, "masked", args.masked.len(), num_rows)?;
+        check_len(name, "masked", args.masked.num_rows(), num_rows)?;
         check_len(name, "token_ids", args.token_ids.len(), num_rows)?;
         check_len(name, "best_logits", args.best_logits.len(), num_rows)?;
         check_len(name, "dense_logits", args.dense_logits.len(), num_rows * n)?;
@@ -101,6 +121,10 @@ impl Kernel for LmHeadScreen {
 
     fn host(device: &HostDevice, args: LmHeadScreenArgs<'_>) {
         screen(device, simd::isa(), args);
+    }
+
+    fn cuda(device: &CudaDevice, args: LmHeadScreenArgs<'_>) -> Result<(), KernelError> {
+        cuda::screen(device, args)
     }
 }
 
@@ -124,7 +148,7 @@ fn screen(device: &HostDevice, isa: Isa, args: LmHeadScreenArgs<'_>) {
             screened.push(row);
             scan_rows.push(scan::ScanRow {
                 coded,
-                masked: mask_bits(args.masked[row], args.exact.out_features()),
+                masked: mask_bits(args.masked.row(row), args.exact.out_features()),
             });
         }
     }

@@ -17,10 +17,13 @@ pub mod gather_taps;
 pub mod gdn_fold;
 pub mod gdn_wy;
 pub mod greedy_argmax;
+mod launcher;
 pub mod lm_head_screen;
+pub mod masked_ids;
 mod packed_bf16;
 mod packed_w12;
 pub mod paths;
+pub mod placed_rows;
 #[cfg(test)]
 pub(crate) mod random_trees;
 pub mod rms_norm;

@@ -5,8 +5,10 @@
 
 use super::Kernel;
 use super::check_len;
+use super::launcher::Launcher;
 use super::simd::{self, Lanes, Task};
 use super::vectors::{StridedVectors, for_each_row};
+use crate::device::cuda::{CudaDevice, Shape};
 use crate::device::{Buffer, HostDevice};
 use crate::error::KernelError;
 
@@ -69,6 +71,51 @@ impl Kernel for RmsNorm {
             });
         });
     }
+
+    fn cuda(device: &CudaDevice, args: RmsNormArgs<'_>) -> Result<(), KernelError> {
+        let launcher = Launcher::of::<Self>(device);
+        if args.num_vectors == 0 {
+            return Ok(());
+        }
+        let weight = args.weight.map(|weight| launcher.buffer("weight", weight));
+        let params = RmsNormParams {
+            x: launcher.buffer("x", args.x)?,
+            weight: weight.transpose()?.unwrap_or(0),
+            y: launcher.buffer("y", args.y)?,
+            x_offset: args.x_offset as u64,
+            x_stride: args.x_stride as u64,
+            num_vectors: args.num_vectors as u32,
+            width: args.width as u32,
+            eps: args.eps,
+        };
+        // By the width alone: the order of the sum must not depend on the number of vectors.
+        let (entry, shape) = match args.width {
+            0..=MAX_SHORT_WIDTH => (
+                "rms_norm_short",
+                Shape::of_blocks(args.num_vectors.div_ceil(8), 256),
+            ),
+            _ => ("rms_norm_long", Shape::of_blocks(args.num_vectors, 512)),
+        };
+        // SAFETY: `params` mirrors the kernel's; `check` saw that source, weight and result are long enough.
+        unsafe { launcher.run(entry, shape, &params) }
+    }
+}
+
+/// Widest vector that one warp normalises.
+const MAX_SHORT_WIDTH: usize = 512;
+
+/// `RmsNormParams` of `rms_norm.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RmsNormParams {
+    x: u64,
+    weight: u64,
+    y: u64,
+    x_offset: u64,
+    x_stride: u64,
+    num_vectors: u32,
+    width: u32,
+    eps: f32,
 }
 
 struct VectorTask<'a> {

@@ -4,10 +4,12 @@
 //! in fp32 as in the published models. Dimensions outside the pairs stay as they are: partial rotary has fewer
 //! frequencies than half a head.
 
+use super::launcher::Launcher;
 use super::simd::{self, Lanes, Task};
 use super::vectors::for_each_row;
 use super::{Kernel, check_len, check_size};
-use crate::device::{Buffer, HostDevice};
+use crate::device::cuda::{CudaDevice, Shape};
+use crate::device::{Buffer, HostDevice, Staged};
 use crate::error::KernelError;
 
 /// Arguments of [`Rope`].
@@ -19,7 +21,7 @@ pub struct RopeArgs<'a> {
     /// Length of a head.
     pub head_dim: usize,
     /// Position of each row; its length is the number of rows.
-    pub positions: &'a [u32],
+    pub positions: &'a Staged<u32>,
     /// One per pair: `rotary_dim / 2` values.
     pub inverse_frequencies: &'a Buffer<f32>,
     /// Distance between the two dimensions of a pair.
@@ -64,7 +66,7 @@ impl Kernel for Rope {
         let row_len = args.num_heads * args.head_dim;
         let x = &mut args.x.host_mut()[..args.positions.len() * row_len];
         for_each_row(device, x, row_len, |row, x| {
-            let position = args.positions[row] as f32;
+            let position = args.positions.values()[row] as f32;
             let (sin, cos): (Vec<f32>, Vec<f32>) = frequencies
                 .iter()
                 .map(|frequency| (position * frequency).sin_cos())
@@ -78,6 +80,43 @@ impl Kernel for Rope {
             });
         });
     }
+
+    fn cuda(device: &CudaDevice, args: RopeArgs<'_>) -> Result<(), KernelError> {
+        let launcher = Launcher::of::<Self>(device);
+        let (num_rows, num_pairs) = (args.positions.len(), args.inverse_frequencies.len());
+        if num_rows * num_pairs == 0 {
+            return Ok(());
+        }
+        let params = RopeParams {
+            x: launcher.buffer("x", args.x)?,
+            positions: launcher.list("positions", args.positions)?,
+            inverse_frequencies: launcher
+                .buffer("inverse_frequencies", args.inverse_frequencies)?,
+            num_rows: num_rows as u32,
+            num_heads: args.num_heads as u32,
+            head_dim: args.head_dim as u32,
+            num_pairs: num_pairs as u32,
+            pair_offset: args.pair_offset as u32,
+        };
+        let num_threads = num_rows * args.num_heads * num_pairs;
+        let shape = Shape::of_blocks(num_threads.div_ceil(128), 128);
+        // SAFETY: `params` mirrors the kernel's; `check` saw that `x` holds the rows and a head all pairs.
+        unsafe { launcher.run("rope", shape, &params) }
+    }
+}
+
+/// `RopeParams` of `rope.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RopeParams {
+    x: u64,
+    positions: u64,
+    inverse_frequencies: u64,
+    num_rows: u32,
+    num_heads: u32,
+    head_dim: u32,
+    num_pairs: u32,
+    pair_offset: u32,
 }
 
 /// All heads of one row.

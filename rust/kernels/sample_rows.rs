@@ -14,9 +14,13 @@ pub mod philox;
 
 use rayon::prelude::*;
 
-use super::greedy_argmax::{check_masks, row_argmax, unmasked_runs};
+use super::greedy_argmax::{
+    GreedyArgmax, GreedyArgmaxArgs, check_masks, row_argmax, unmasked_runs,
+};
+use super::masked_ids::MaskedIds;
 use super::vectors::MIN_PARALLEL_ELEMENTS;
 use super::{Kernel, check_len, check_size};
+use crate::device::cuda::CudaDevice;
 use crate::device::{Buffer, HostDevice};
 use crate::error::KernelError;
 
@@ -64,8 +68,8 @@ pub struct SampleRowsArgs<'a> {
     pub num_rows: usize,
     /// Length of a row.
     pub vocab_size: usize,
-    /// Per row, the ids that may not be drawn, in any order; ids beyond the vocabulary mask nothing.
-    pub masked: &'a [&'a [u32]],
+    /// Per row, the ids that may not be drawn.
+    pub masked: &'a MaskedIds,
     /// Per row, how to draw.
     pub samplers: &'a [RowSampler],
     /// Result, one id per row.
@@ -86,7 +90,7 @@ impl Kernel for SampleRows {
         check_size(Self::NAME, "vocab_size", vocab_size, vocab_size.max(1))?;
         for (argument, got, expected) in [
             ("logits", args.logits.len(), num_rows * vocab_size),
-            ("masked", args.masked.len(), num_rows),
+            ("masked", args.masked.num_rows(), num_rows),
             ("samplers", args.samplers.len(), num_rows),
             ("token_ids", args.token_ids.len(), num_rows),
             ("chosen_logits", args.chosen_logits.len(), num_rows),
@@ -129,7 +133,7 @@ impl Kernel for SampleRows {
         let chosen_logits = &mut args.chosen_logits[..args.num_rows];
         let decide = |row: usize, id: &mut u32, chosen: &mut f32| {
             let logits = &logits[row * args.vocab_size..][..args.vocab_size];
-            *id = draw(logits, args.masked[row], &args.samplers[row]);
+            *id = draw(logits, args.masked.row(row), &args.samplers[row]);
             *chosen = logits[*id as usize];
         };
         if logits.len() < MIN_PARALLEL_ELEMENTS || args.num_rows == 1 {
@@ -145,6 +149,42 @@ impl Kernel for SampleRows {
                     .for_each(|(row, (id, chosen))| decide(row, id, chosen));
             });
         }
+    }
+
+    /// Finds the likeliest ids on the GPU; rows that draw are few, come to the host and are drawn from there.
+    fn cuda(device: &CudaDevice, args: SampleRowsArgs<'_>) -> Result<(), KernelError> {
+        let (num_rows, vocab_size) = (args.num_rows, args.vocab_size);
+        let argmax = GreedyArgmaxArgs {
+            logits: args.logits,
+            num_rows,
+            vocab_size,
+            masked: args.masked,
+            token_ids: &mut *args.token_ids,
+            best_logits: &mut *args.chosen_logits,
+        };
+        GreedyArgmax::cuda(device, argmax)?;
+        let drawn = (0..num_rows).filter(|&row| !args.samplers[row].is_greedy());
+        let logits = drawn.map(|row| {
+            let range = row * vocab_size..(row + 1) * vocab_size;
+            let logits = args.logits.read_range(range);
+            let logits = logits.map_err(|source| KernelError::Device {
+                kernel: Self::NAME,
+                source,
+            });
+            Ok((row, logits?))
+        });
+        let logits = logits.collect::<Result<Vec<_>, _>>()?;
+        let choices: Vec<(usize, u32, f32)> = device.host().install(|| {
+            let draw = |(row, logits): &(usize, Vec<f32>)| {
+                let id = draw(logits, args.masked.row(*row), &args.samplers[*row]);
+                (*row, id, logits[id as usize])
+            };
+            logits.par_iter().map(draw).collect()
+        });
+        for (row, id, logit) in choices {
+            (args.token_ids[row], args.chosen_logits[row]) = (id, logit);
+        }
+        Ok(())
     }
 }
 

@@ -26,8 +26,6 @@ const SUM_BUFFERS: usize = 2;
 /// Slices of a ring beyond which nothing is gained.
 const MAX_RING_SLOTS: usize = 16;
 const BARRIER_BYTES: usize = 8;
-/// Scratch before the octet sums: the grid's barrier.
-const GRID_BARRIER_BYTES: usize = 256;
 
 /// How one multiplication is spread over a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -307,11 +305,11 @@ impl SkinnyMatmul<'_> {
         self.weights.in_features.next_multiple_of(TILE_COLUMNS) * size_of::<bf16>()
     }
 
-    /// Scratch for the grid's barrier and the octet sums.
+    /// Scratch for the octet sums.
     fn sums_bytes(&self) -> usize {
         let num_channels = self.weights.out_features.next_multiple_of(TILE_CHANNELS);
         let num_octets = SliceMap::of(self.weights.in_features).num_octets;
-        GRID_BARRIER_BYTES + num_channels * num_octets * MAX_ROWS * size_of::<f32>()
+        num_channels * num_octets * MAX_ROWS * size_of::<f32>()
     }
 
     fn launch_rounded(&self, device: &CudaDevice, rounded: u64, y: u64) -> Result<(), DeviceError> {
@@ -326,8 +324,8 @@ impl SkinnyMatmul<'_> {
             let params = MatmulParams {
                 x: rounded + (first * self.rounded_row_bytes()) as u64,
                 y: y + (first * row_bytes) as u64,
-                octet_sums: scratch + GRID_BARRIER_BYTES as u64,
-                grid_barrier: scratch,
+                octet_sums: scratch,
+                grid_barrier: device.grid_barrier(),
                 ..self.params(map, num_rows)
             };
             self.launch(device, params)?;

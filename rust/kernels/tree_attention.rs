@@ -6,13 +6,17 @@
 //! skipped. In a block: scores by the canonical `dot`, one maximum, exponentials, their lane-ordered sum, values added
 //! in position order. Inside a split blocks follow each other by the online softmax; splits are merged in order.
 //! All of it is a function of t and of the row's own keys, so a token path gives the same bits as a chain, as a branch
-//! of a tree and as one row after commits.
+//! of a tree and as one row after commits. On CUDA q, k and v are rounded to BF16, as the matmuls round their rows, and
+//! a split merges blocks that were each computed alone; the order of all that is as fixed.
+
+mod launch;
 
 use std::ops::Range;
 
 use super::paths::RowPaths;
 use super::simd::{self, LANES, Lanes, Task};
 use super::{Kernel, check_len, check_size, for_each_task};
+use crate::device::cuda::CudaDevice;
 use crate::device::{Buffer, HostDevice};
 use crate::error::KernelError;
 
@@ -34,9 +38,7 @@ pub struct TreeAttentionArgs<'a> {
     pub k_pages: &'a Buffer<f32>,
     /// Committed values, laid out like the keys.
     pub v_pages: &'a Buffer<f32>,
-    /// Pages of each segment of `paths`, one per 64 committed positions.
-    pub page_tables: &'a [&'a [u32]],
-    /// The rows of the pass.
+    /// The rows of the pass, with the pages of what is committed before them.
     pub paths: &'a RowPaths,
     /// Query heads; query head h reads kv head `h / (q_heads / kv_heads)`.
     pub q_heads: usize,
@@ -74,16 +76,16 @@ impl Kernel for TreeAttention {
         check_len(name, "q", args.q.len(), q_len)?;
         check_len(name, "k_tail", args.k_tail.len(), kv_len)?;
         check_len(name, "v_tail", args.v_tail.len(), kv_len)?;
-        check_len(name, "page_tables", args.page_tables.len(), segments.len())?;
         let page_len = args.kv_heads * KV_BLOCK * args.head_dim;
         let num_pages = args.k_pages.len().min(args.v_pages.len()) / page_len;
-        for (segment, table) in segments.iter().zip(args.page_tables) {
+        for segment in segments {
+            let table = args.paths.pages(segment);
             let needed = segment.committed_len.div_ceil(KV_BLOCK);
-            check_len(name, "page_tables", table.len(), needed)?;
+            check_len(name, "pages", table.len(), needed)?;
             if let Some(&page) = table[..needed].iter().find(|&&p| p as usize >= num_pages) {
                 return Err(KernelError::OutOfRange {
                     kernel: name,
-                    argument: "page_tables",
+                    argument: "pages",
                     bound: num_pages,
                     got: page as usize,
                 });
@@ -105,17 +107,17 @@ impl Kernel for TreeAttention {
             .enumerate()
             .map(|(i, out)| {
                 let (row, head) = (i / kv_heads, i % kv_heads);
-                let end = args.paths.positions()[row] as usize + 1;
+                let end = args.paths.position(row) + 1;
                 let first = args.window.map_or(0, |window| end.saturating_sub(window));
                 num_keys += end - first;
-                let segment = segment_of_row[row];
+                let segment = &args.paths.segments()[segment_of_row[row]];
                 RowHead {
                     q: &args.q.host()[i * group_len..][..group_len],
                     keys: Positions {
                         pages: args.k_pages.host(),
                         tail: args.k_tail.host(),
-                        page_table: args.page_tables[segment],
-                        committed_len: args.paths.segments()[segment].committed_len,
+                        page_table: args.paths.pages(segment),
+                        committed_len: segment.committed_len,
                         path: args.paths.path(row),
                         kv_heads,
                         head,
@@ -130,6 +132,10 @@ impl Kernel for TreeAttention {
             })
             .collect();
         for_each_task(device, 2 * num_keys * group_len, tasks, simd::dispatch);
+    }
+
+    fn cuda(device: &CudaDevice, args: TreeAttentionArgs<'_>) -> Result<(), KernelError> {
+        launch::run(device, &args)
     }
 }
 

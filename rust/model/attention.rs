@@ -100,7 +100,6 @@ pub(super) fn forward(
             v_tail: &tail.v,
             k_pages: context.caches.kv().k(kv_layer),
             v_pages: context.caches.kv().v(kv_layer),
-            page_tables: &context.caches.page_tables(context.paths),
             paths: context.paths,
             q_heads: attention.num_heads,
             kv_heads: attention.num_kv_heads,

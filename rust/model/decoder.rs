@@ -3,15 +3,18 @@
 //! A forward reads the caches and never changes them. What a later commit needs of its rows (keys, values, recurrent
 //! log entries, convolution inputs) stays in the [`PassTail`] until the next forward.
 
+use std::convert::Infallible;
+
 use crate::cache::slots::SequenceCaches;
-use crate::device::{Buffer, Device};
-use crate::error::{KernelError, Result};
+use crate::device::{Buffer, Device, Staged};
+use crate::error::{DeviceError, KernelError, Result};
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
 use crate::kernels::gate::{Gate, GateArgs, GateKind};
 use crate::kernels::lm_head_screen::{HeadScores, ScreenedHead};
 use crate::kernels::paths::RowPaths;
+use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use crate::kernels::sample_rows::RowSampler;
 use crate::kernels::w12_matmul::WeightView;
@@ -75,6 +78,7 @@ pub struct Decoder {
     weights: DecoderWeights,
     inverse_frequencies: Buffer<f32>,
     tap_layers: Vec<usize>,
+    token_ids: Staged<u32>,
     workspace: Workspace,
     tail: PassTail,
     head: Head,
@@ -83,6 +87,9 @@ pub struct Decoder {
 impl Decoder {
     /// A decoder for passes of up to `max_rows` rows that keeps the residual stream after each of `tap_layers` for a
     /// drafter.
+    ///
+    /// # Errors
+    /// [`DeviceError`](crate::error::DeviceError) when the device has no room.
     pub fn new(
         config: ModelConfig,
         weights: DecoderWeights,
@@ -90,18 +97,18 @@ impl Decoder {
         head: HeadPath,
         max_rows: usize,
         device: &Device,
-    ) -> Self {
-        Self {
-            inverse_frequencies: Buffer::from_slice(&config.rope.inverse_frequencies()),
-            workspace: Workspace::with(&config, tap_layers.len(), |width| {
-                device.alloc(max_rows * width)
-            }),
-            tail: PassTail::new(&config, max_rows, device),
+    ) -> Result<Self> {
+        let rows = |width| device.try_alloc(max_rows * width);
+        Ok(Self {
+            inverse_frequencies: device.constants(&config.rope.inverse_frequencies())?,
+            workspace: Workspace::with(&config, tap_layers.len(), rows)?,
+            tail: PassTail::new(&config, max_rows, device)?,
             tap_layers: tap_layers.to_vec(),
-            head: Head::new(device, &weights, head, max_rows),
+            token_ids: Staged::with_capacity(device, max_rows)?,
+            head: Head::new(device, &weights, head, max_rows)?,
             config,
             weights,
-        }
+        })
     }
 
     /// Bytes of the buffers of a decoder before it exists, with activations of `activation_bytes` each.
@@ -112,7 +119,11 @@ impl Decoder {
         activation_bytes: usize,
     ) -> PassBytes {
         let mut row_len = 0;
-        Workspace::with(config, num_taps, |width| row_len += width);
+        let count = |width| {
+            row_len += width;
+            Ok::<_, Infallible>(width)
+        };
+        let Ok(_) = Workspace::with(config, num_taps, count);
         PassBytes {
             activations: max_rows * (row_len + config.hidden_size) * activation_bytes,
             tail: max_rows * PassTail::row_bytes_of(config, activation_bytes),
@@ -150,16 +161,18 @@ impl Decoder {
         mut probe: Option<&mut ResidualProbe>,
     ) -> Result<()> {
         let num_rows = token_ids.len();
+        self.token_ids.fill(device, token_ids.iter().copied())?;
         EmbedRows::run(
             device,
             EmbedRowsArgs {
                 table: &self.weights.embed,
-                token_ids,
+                token_ids: &self.token_ids,
+                scale: 1.0,
                 y: &mut self.workspace.residual,
             },
         )?;
         if let Some(probe) = probe.as_deref_mut() {
-            probe.observe(&self.workspace.residual, num_rows, self.config.hidden_size);
+            probe.observe(&self.workspace.residual, num_rows, self.config.hidden_size)?;
         }
         let mut context = LayerContext {
             device,
@@ -184,7 +197,7 @@ impl Decoder {
                 }
             }
             if let Some(probe) = probe.as_deref_mut() {
-                probe.observe(&self.workspace.residual, num_rows, self.config.hidden_size);
+                probe.observe(&self.workspace.residual, num_rows, self.config.hidden_size)?;
             }
         }
         let workspace = &mut self.workspace;
@@ -194,7 +207,9 @@ impl Decoder {
             &mut workspace.hidden,
         )?;
         if let Some(probe) = probe {
-            probe.final_norm_l2 = row_norms(&workspace.hidden, num_rows, self.config.hidden_size);
+            let width = self.config.hidden_size;
+            let hidden = workspace.hidden.read_back(num_rows * width)?;
+            probe.final_norm_l2 = row_norms(&hidden, width);
         }
         Ok(())
     }
@@ -203,7 +218,7 @@ impl Decoder {
     ///
     /// # Errors
     /// [`KernelError`] when a kernel refuses its arguments.
-    pub fn logits(&mut self, device: &Device, rows: &[u32]) -> Result<&Buffer<f32>, KernelError> {
+    pub fn logits(&mut self, device: &Device, rows: &[u32]) -> Result<&Buffer<f32>> {
         let hidden = &self.workspace.hidden;
         self.head.logits(device, &self.weights, hidden, rows)
     }
@@ -224,7 +239,7 @@ impl Decoder {
         rows: &[u32],
         masked: &[&[u32]],
         scores: HeadScores,
-    ) -> Result<TokenChoices, KernelError> {
+    ) -> Result<TokenChoices> {
         let hidden = &self.workspace.hidden;
         self.head
             .choose(device, &self.weights, hidden, rows, masked, scores)
@@ -241,7 +256,7 @@ impl Decoder {
         rows: &[u32],
         masked: &[&[u32]],
         samplers: &[RowSampler],
-    ) -> Result<TokenChoices, KernelError> {
+    ) -> Result<TokenChoices> {
         let hidden = &self.workspace.hidden;
         self.head
             .choose_densely(device, &self.weights, hidden, rows, masked, samplers)
@@ -260,7 +275,7 @@ impl Decoder {
         self.head.screened().map_or(0, ScreenedHead::num_bytes)
     }
 
-    /// Commits the rows of one accepted path of the last forward to the caches of `slot`.
+    /// Commits rows of the last forward to the caches.
     ///
     /// # Errors
     /// [`KernelError`] when a kernel refuses its arguments.
@@ -268,12 +283,9 @@ impl Decoder {
         &self,
         device: &Device,
         caches: &mut SequenceCaches,
-        slot: usize,
-        committed_len: usize,
-        rows: &[u32],
+        rows: &PlacedRows,
     ) -> Result<(), KernelError> {
-        self.tail
-            .commit(device, caches, slot, committed_len, rows, &self.config)
+        self.tail.commit(device, caches, rows)
     }
 }
 
@@ -381,42 +393,53 @@ impl LayerContext<'_> {
 
 impl<B> Workspace<B> {
     /// A workspace of what `alloc` makes of each buffer's values per row.
-    fn with(config: &ModelConfig, num_taps: usize, mut alloc: impl FnMut(usize) -> B) -> Self {
+    fn with<E>(
+        config: &ModelConfig,
+        num_taps: usize,
+        mut alloc: impl FnMut(usize) -> Result<B, E>,
+    ) -> Result<Self, E> {
         let attention = &config.attention;
         let q_width = attention.num_heads * attention.head_dim;
         let gdn_width =
             |f: fn(&super::config::GdnConfig) -> usize| config.gdn.as_ref().map_or(0, f);
         let value_width = gdn_width(|g| g.num_value_heads * g.value_dim);
         let value_heads = gdn_width(|g| g.num_value_heads);
-        Self {
-            residual: alloc(config.hidden_size),
-            normed: alloc(config.hidden_size),
-            q_projected: alloc(q_width * if attention.output_gate { 2 } else { 1 }),
-            k_projected: alloc(attention.num_kv_heads * attention.head_dim),
-            q: alloc(q_width),
-            mixed: alloc(q_width.max(value_width)),
-            z: alloc(value_width),
-            a: alloc(value_heads),
-            b: alloc(value_heads),
-            gate: alloc(config.intermediate_size),
-            up: alloc(config.intermediate_size),
-            hidden: alloc(config.hidden_size),
-            taps: (0..num_taps).map(|_| alloc(config.hidden_size)).collect(),
-        }
+        Ok(Self {
+            residual: alloc(config.hidden_size)?,
+            normed: alloc(config.hidden_size)?,
+            q_projected: alloc(q_width * if attention.output_gate { 2 } else { 1 })?,
+            k_projected: alloc(attention.num_kv_heads * attention.head_dim)?,
+            q: alloc(q_width)?,
+            mixed: alloc(q_width.max(value_width))?,
+            z: alloc(value_width)?,
+            a: alloc(value_heads)?,
+            b: alloc(value_heads)?,
+            gate: alloc(config.intermediate_size)?,
+            up: alloc(config.intermediate_size)?,
+            hidden: alloc(config.hidden_size)?,
+            taps: (0..num_taps)
+                .map(|_| alloc(config.hidden_size))
+                .collect::<Result<_, E>>()?,
+        })
     }
 }
 
 impl ResidualProbe {
-    fn observe(&mut self, residual: &Buffer<f32>, num_rows: usize, width: usize) {
-        self.residual_l2.push(row_norms(residual, num_rows, width));
-        self.residuals
-            .push(residual.host()[..num_rows * width].to_vec());
+    fn observe(
+        &mut self,
+        residual: &Buffer<f32>,
+        num_rows: usize,
+        width: usize,
+    ) -> Result<(), DeviceError> {
+        let rows = residual.read_back(num_rows * width)?;
+        self.residual_l2.push(row_norms(&rows, width));
+        self.residuals.push(rows);
+        Ok(())
     }
 }
 
-fn row_norms(rows: &Buffer<f32>, num_rows: usize, width: usize) -> Vec<f32> {
-    rows.host()[..num_rows * width]
-        .chunks_exact(width)
+fn row_norms(rows: &[f32], width: usize) -> Vec<f32> {
+    rows.chunks_exact(width)
         .map(|row| {
             row.iter()
                 .map(|&x| f64::from(x) * f64::from(x))

@@ -12,12 +12,13 @@
 //! monotone, does not need; no family served has one.
 
 use super::weights::DecoderWeights;
-use crate::device::{Buffer, Device};
-use crate::error::KernelError;
+use crate::device::{Buffer, Device, Staged};
+use crate::error::Result;
 use crate::kernels::Kernel;
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
 use crate::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
 use crate::kernels::lm_head_screen::{HeadScores, LmHeadScreen, LmHeadScreenArgs, ScreenedHead};
+use crate::kernels::masked_ids::MaskedIds;
 use crate::kernels::sample_rows::{RowSampler, SampleRows, SampleRowsArgs};
 use crate::kernels::simd::bytes::has_byte_products;
 use crate::request::ScreenCounts;
@@ -73,6 +74,9 @@ pub struct TokenChoices {
 /// The buffers of the head for the rows of the largest pass, and its INT8 copy where there is one.
 pub(super) struct Head {
     screened: Option<ScreenedHead>,
+    /// Which rows of a pass a call is about.
+    wanted: Staged<u32>,
+    masked: MaskedIds,
     /// Rows that go through the head, `[rows, H]`.
     rows: Buffer<f32>,
     /// `[rows, V]`.
@@ -81,22 +85,31 @@ pub(super) struct Head {
 
 impl Head {
     /// Makes the INT8 copy if `path` wants one, and buffers for `max_rows` rows.
+    ///
+    /// # Errors
+    /// [`DeviceError`](crate::error::DeviceError) when there is no room for them.
     pub(super) fn new(
         device: &Device,
         weights: &DecoderWeights,
         path: HeadPath,
         max_rows: usize,
-    ) -> Self {
+    ) -> Result<Self> {
         let screened = match path {
             HeadPath::Dense => None,
-            HeadPath::Screened => weights.head_bf16().map(ScreenedHead::new),
+            HeadPath::Screened => {
+                let head = weights.head_bf16();
+                head.map(|head| ScreenedHead::new_on(device, head))
+                    .transpose()?
+            }
         };
         let (vocab_size, width) = (weights.embed.out_features(), weights.embed.in_features());
-        Self {
+        Ok(Self {
             screened,
-            rows: device.alloc(max_rows * width),
-            logits: device.alloc(max_rows * vocab_size),
-        }
+            wanted: Staged::with_capacity(device, max_rows)?,
+            masked: MaskedIds::default(),
+            rows: device.try_alloc(max_rows * width)?,
+            logits: device.try_alloc(max_rows * vocab_size)?,
+        })
     }
 
     pub(super) fn screened(&self) -> Option<&ScreenedHead> {
@@ -114,8 +127,8 @@ impl Head {
         weights: &DecoderWeights,
         hidden: &Buffer<f32>,
         rows: &[u32],
-    ) -> Result<&Buffer<f32>, KernelError> {
-        gather(device, hidden, rows, weights, &mut self.rows)?;
+    ) -> Result<&Buffer<f32>> {
+        self.gather(device, hidden, rows, weights)?;
         weights.logits(device, &self.rows, rows.len(), &mut self.logits)?;
         Ok(&self.logits)
     }
@@ -129,9 +142,22 @@ impl Head {
         rows: &[u32],
         masked: &[&[u32]],
         samplers: &[RowSampler],
-    ) -> Result<TokenChoices, KernelError> {
-        let (num_rows, vocab_size) = (rows.len(), weights.embed.out_features());
-        let logits = self.logits(device, weights, hidden, rows)?;
+    ) -> Result<TokenChoices> {
+        self.gather(device, hidden, rows, weights)?;
+        self.masked.fill(device, masked)?;
+        self.choose_gathered(device, weights, samplers)
+    }
+
+    /// Likewise, for the gathered rows.
+    fn choose_gathered(
+        &mut self,
+        device: &Device,
+        weights: &DecoderWeights,
+        samplers: &[RowSampler],
+    ) -> Result<TokenChoices> {
+        let (num_rows, vocab_size) = (samplers.len(), weights.embed.out_features());
+        weights.logits(device, &self.rows, num_rows, &mut self.logits)?;
+        let (logits, masked) = (&self.logits, &self.masked);
         let mut token_ids = vec![0; num_rows];
         let mut chosen_logits = vec![0.0; num_rows];
         if samplers.iter().all(RowSampler::is_greedy) {
@@ -173,12 +199,12 @@ impl Head {
         rows: &[u32],
         masked: &[&[u32]],
         scores: HeadScores,
-    ) -> Result<TokenChoices, KernelError> {
+    ) -> Result<TokenChoices> {
+        self.gather(device, hidden, rows, weights)?;
+        self.masked.fill(device, masked)?;
         let (Some(head), Some(exact)) = (&self.screened, weights.head_bf16()) else {
-            let samplers = vec![RowSampler::GREEDY; rows.len()];
-            return self.choose_densely(device, weights, hidden, rows, masked, &samplers);
+            return self.choose_gathered(device, weights, &vec![RowSampler::GREEDY; rows.len()]);
         };
-        gather(device, hidden, rows, weights, &mut self.rows)?;
         let num_rows = rows.len();
         let mut token_ids = vec![0; num_rows];
         let mut best_logits = vec![0.0; num_rows];
@@ -191,7 +217,7 @@ impl Head {
                 head,
                 exact,
                 scores,
-                masked,
+                masked: &self.masked,
                 dense_logits: &mut self.logits,
                 token_ids: &mut token_ids,
                 best_logits: &mut best_logits,
@@ -211,23 +237,25 @@ impl Head {
             screening: survivors.into_iter().zip(fell_back).map(counts).collect(),
         })
     }
-}
 
-/// Copies `rows` of `hidden` to the front of `gathered`.
-fn gather(
-    device: &Device,
-    hidden: &Buffer<f32>,
-    rows: &[u32],
-    weights: &DecoderWeights,
-    gathered: &mut Buffer<f32>,
-) -> Result<(), KernelError> {
-    GatherTaps::run(
-        device,
-        GatherTapsArgs {
-            taps: std::slice::from_ref(hidden),
-            rows,
-            width: weights.embed.in_features(),
-            y: gathered,
-        },
-    )
+    /// Copies `rows` of `hidden` to the front of `self.rows`.
+    fn gather(
+        &mut self,
+        device: &Device,
+        hidden: &Buffer<f32>,
+        rows: &[u32],
+        weights: &DecoderWeights,
+    ) -> Result<()> {
+        self.wanted.fill(device, rows.iter().copied())?;
+        GatherTaps::run(
+            device,
+            GatherTapsArgs {
+                taps: std::slice::from_ref(hidden),
+                rows: &self.wanted,
+                width: weights.embed.in_features(),
+                y: &mut self.rows,
+            },
+        )?;
+        Ok(())
+    }
 }

@@ -1,13 +1,13 @@
 //! What the rows of one pass leave behind for a commit: nothing of it is in the caches until a path is accepted.
 
+use crate::cache::pages::KvTail;
 use crate::cache::slots::SequenceCaches;
 use crate::device::{Buffer, Device};
-use crate::error::KernelError;
-use crate::kernels::Kernel;
-use crate::kernels::append_kv::{AppendKv, AppendKvArgs};
+use crate::error::{DeviceError, KernelError};
 use crate::kernels::gdn_wy::GdnTail;
+use crate::kernels::placed_rows::PlacedRows;
 
-use super::config::{MixerKind, ModelConfig};
+use super::config::{LayerConfig, MixerKind, ModelConfig};
 
 /// Keys (normed and rotated) and values of this pass, `[rows, kv_heads, head_dim]`.
 pub(super) struct AttentionTail {
@@ -33,36 +33,43 @@ pub(super) struct PassTail {
 }
 
 impl PassTail {
-    pub(super) fn new(config: &ModelConfig, rows: usize, device: &Device) -> Self {
-        let alloc = |width: usize| device.alloc(rows * width);
-        let layers = config
-            .layers
-            .iter()
-            .map(|layer| match (layer.mixer, &config.gdn) {
+    /// Room for `rows` rows.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`].
+    pub(super) fn new(
+        config: &ModelConfig,
+        rows: usize,
+        device: &Device,
+    ) -> Result<Self, DeviceError> {
+        let alloc = |width: usize| device.try_alloc(rows * width);
+        let tail = |layer: &LayerConfig| {
+            Ok(match (layer.mixer, &config.gdn) {
                 (MixerKind::GatedDelta, Some(gdn)) => {
                     let (k_width, v_width) = (
                         gdn.num_key_heads * gdn.key_dim,
                         gdn.num_value_heads * gdn.value_dim,
                     );
                     LayerTail::GatedDelta(GatedDeltaTail {
-                        qkv: alloc(2 * k_width + v_width),
+                        qkv: alloc(2 * k_width + v_width)?,
                         log: GdnTail {
-                            k: alloc(k_width),
-                            d: alloc(v_width),
-                            g: alloc(gdn.num_value_heads),
+                            k: alloc(k_width)?,
+                            d: alloc(v_width)?,
+                            g: alloc(gdn.num_value_heads)?,
                         },
                     })
                 }
                 _ => {
                     let width = config.attention.num_kv_heads * config.attention.head_dim;
                     LayerTail::Attention(AttentionTail {
-                        k: alloc(width),
-                        v: alloc(width),
+                        k: alloc(width)?,
+                        v: alloc(width)?,
                     })
                 }
             })
-            .collect();
-        Self { layers }
+        };
+        let layers = config.layers.iter().map(tail).collect::<Result<_, _>>()?;
+        Ok(Self { layers })
     }
 
     /// Bytes that one row takes in all layers, with activations of `activation_bytes` each; the recurrent log is fp32.
@@ -75,50 +82,27 @@ impl PassTail {
         config.num_attention_layers() * kv + config.num_gdn_layers() * gdn
     }
 
+    /// Commits `rows` of the pass to `caches`.
+    ///
+    /// # Errors
+    /// [`KernelError`] when a row lies outside the pass or has no page.
     pub(super) fn commit(
         &self,
         device: &Device,
         caches: &mut SequenceCaches,
-        slot: usize,
-        committed_len: usize,
-        rows: &[u32],
-        config: &ModelConfig,
+        rows: &PlacedRows,
     ) -> Result<(), KernelError> {
-        for (layer, tail) in self.layers.iter().enumerate() {
+        let (mut kv_tails, mut gdn_tails) = (Vec::new(), Vec::new());
+        for tail in &self.layers {
             match tail {
-                LayerTail::Attention(tail) => {
-                    let kv_layer = caches.attention_index(layer);
-                    let (page_table, k_pages, v_pages) = caches.pages_mut(slot, kv_layer);
-                    AppendKv::run(
-                        device,
-                        AppendKvArgs {
-                            k_tail: &tail.k,
-                            v_tail: &tail.v,
-                            rows,
-                            first_position: committed_len,
-                            page_table,
-                            kv_heads: config.attention.num_kv_heads,
-                            head_dim: config.attention.head_dim,
-                            k_pages,
-                            v_pages,
-                        },
-                    )?;
-                }
-                LayerTail::GatedDelta(tail) => {
-                    let gdn_layer = caches.gdn_index(layer);
-                    caches.gdn_mut().commit(
-                        device,
-                        gdn_layer,
-                        slot,
-                        committed_len,
-                        rows,
-                        &tail.qkv,
-                        &tail.log,
-                    )?;
-                }
+                LayerTail::Attention(AttentionTail { k, v }) => kv_tails.push(KvTail {
+                    layer: kv_tails.len(),
+                    k,
+                    v,
+                }),
+                LayerTail::GatedDelta(tail) => gdn_tails.push((&tail.qkv, &tail.log)),
             }
         }
-        caches.advance(slot, committed_len + rows.len());
-        Ok(())
+        caches.commit(device, rows, &kv_tails, &gdn_tails)
     }
 }

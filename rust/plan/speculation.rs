@@ -2,6 +2,7 @@
 //!
 //! In: options, what the drafter can score. Out: a [`SpeculationPlan`], or why the drafter cannot serve it.
 
+use crate::device::Backend;
 use crate::drafter::config::DrafterConfig;
 use crate::error::{DrafterError, OptionError, Result};
 use crate::kernels::paths::MAX_PATH_ROWS;
@@ -14,7 +15,7 @@ use crate::options::speculation::{
 /// Rows of a tree when nothing is said: acceptance gains little beyond, cost grows with every row.
 const USUAL_TREE_NODES: usize = 32;
 
-/// Resolves what `options` ask for where exact passes take `head`; without a drafter that is plain decoding.
+/// Resolves what `options` ask for on `backend` where exact passes take `head`; without a drafter that is plain decoding.
 ///
 /// # Errors
 /// [`OptionError`] for values that do not fit each other, [`DrafterError`] when the drafter cannot serve them.
@@ -22,6 +23,7 @@ pub(super) fn resolve(
     options: &EngineOptions,
     drafter: Option<&DrafterConfig>,
     head: HeadPath,
+    backend: Backend,
 ) -> Result<SpeculationPlan> {
     let named = options
         .tree
@@ -78,13 +80,18 @@ pub(super) fn resolve(
             verify_costs: verify_costs.clone(),
         })
     };
-    let q_head = match (options.q_head.as_str(), head) {
-        ("exact", _) | ("auto", HeadPath::Dense) => QHead::Exact,
-        (_, HeadPath::Screened) => QHead::Int8,
-        (_, HeadPath::Dense) => {
+    let has_estimates = head == HeadPath::Screened && backend == Backend::Host;
+    let q_head = match (options.q_head.as_str(), has_estimates) {
+        ("exact", _) | ("auto", false) => QHead::Exact,
+        (_, true) => QHead::Int8,
+        (_, false) => {
+            let why = match backend {
+                Backend::Host => "where head is dense, which makes no INT8 copy",
+                Backend::Cuda => "on CUDA, where exact scores of what survives cost no more",
+            };
             return Err(OptionError::Value {
                 option: "q_head",
-                expected: "exact or auto where head is dense, which makes no INT8 copy".into(),
+                expected: format!("exact or auto {why}"),
                 got: format!("{:?}", options.q_head),
             }
             .into());

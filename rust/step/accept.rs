@@ -11,7 +11,7 @@ pub fn accept(requests: &[Request], verified: Verified) -> Accepted {
     let Verified {
         batch,
         trees,
-        paths,
+        rows,
         choices,
         screening,
         records,
@@ -19,12 +19,12 @@ pub fn accept(requests: &[Request], verified: Verified) -> Accepted {
     let accepted = batch
         .entries
         .iter()
-        .zip(paths.segments())
+        .zip(rows)
         .zip(&trees)
-        .map(|((entry, segment), tree)| {
+        .map(|((entry, rows), tree)| {
             let request = &requests[entry.index];
-            let choices = &choices[segment.rows.clone()];
-            let first_row = segment.rows.start as u32;
+            let first_row = rows.start as u32;
+            let choices = &choices[rows];
             match &entry.work {
                 Work::Prompt { completes, .. } => {
                     accept_prompt(request, choices, first_row, *completes)

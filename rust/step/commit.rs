@@ -29,17 +29,29 @@ pub fn commit(
         screening,
         records,
     } = accepted;
+    let ModelPair {
+        device,
+        target,
+        caches,
+        committed_rows,
+        ..
+    } = pair;
+    committed_rows.clear();
+    for (entry, path) in batch.entries.iter().zip(&accepted) {
+        let (pages, rows) = (caches.pages(entry.slot), path.rows.iter().copied());
+        committed_rows.push(entry.slot, entry.committed_len, pages, rows)?;
+    }
+    committed_rows.finish(device)?;
+    target.commit(device, caches, committed_rows)?;
     let mut entries = Vec::with_capacity(accepted.len());
     let entries_of_batch = batch.entries.iter().zip(&trees).zip(screening);
     for (((entry, tree), screening), path) in entries_of_batch.zip(accepted) {
         let ModelPair {
             device,
             target,
-            caches,
             drafter,
             ..
         } = pair;
-        target.commit(device, caches, entry.slot, entry.committed_len, &path.rows)?;
         if let (Some(drafter), None) = (drafter, path.finish) {
             // A path starts at its tree's root.
             let in_tree = |row: &u32| (row - path.rows[0]) as usize;
@@ -65,7 +77,8 @@ pub fn commit(
         }
         update(request, entry, tree, &path, screening);
         if path.finish.is_some() && request.record_from.is_some() {
-            request.record.gdn_state = pair.caches.gdn_state(entry.slot, request.committed_len);
+            let state = pair.caches.gdn_state(entry.slot, request.committed_len);
+            request.record.gdn_state = state?;
         }
         entries.push(CommittedEntry {
             index: entry.index,
@@ -138,7 +151,6 @@ fn record_rows(
     };
     let config = pair.target.config();
     let (vocab_size, hidden_size) = (config.vocab_size, config.hidden_size);
-    let logits = pair.target.last_logits();
     for (i, &row) in rows.iter().enumerate() {
         let row = row as usize;
         if entry.committed_len + i < from {
@@ -151,7 +163,7 @@ fn record_rows(
         record.num_rows += 1;
         record
             .logits
-            .extend_from_slice(&logits.host()[logit_row * vocab_size..][..vocab_size]);
+            .extend_from_slice(&records.logits[logit_row * vocab_size..][..vocab_size]);
         record
             .residual_l2
             .extend(records.probe.residual_l2.iter().map(|norms| norms[row]));

@@ -5,6 +5,8 @@ use crate::device::Device;
 use crate::drafter::Drafter;
 use crate::drafter::proposal::Proposal;
 use crate::error::Result;
+use crate::kernels::paths::RowPaths;
+use crate::kernels::placed_rows::PlacedRows;
 use crate::model::decoder::Decoder;
 use crate::options::speculation::{SpeculationPlan, TreePlan};
 use crate::request::Request;
@@ -24,6 +26,10 @@ pub struct ModelPair {
     pub caches: SequenceCaches,
     /// Proposes tokens; `None` = plain decoding.
     pub drafter: Option<Box<dyn Drafter>>,
+    /// Rows of the last forward of the target.
+    pub paths: RowPaths,
+    /// Those of them that were committed.
+    pub committed_rows: PlacedRows,
     /// What drafting and growing use again every step.
     pub workspace: DraftWorkspace,
 }

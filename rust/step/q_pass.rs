@@ -50,14 +50,21 @@ pub fn mark(
         QHead::Int8 => HeadScores::Estimates,
     };
     let rows = looked_at.iter().map(|&i| (&batch.entries[i], &trees[i]));
-    let paths = verify::forward(pair, WeightView::Q, rows, None)?;
+    verify::forward(pair, WeightView::Q, rows, None)?;
+    let ModelPair {
+        device,
+        target,
+        drafter,
+        paths,
+        ..
+    } = pair;
     let mut wanted = HeadRows::default();
     for (segment, &i) in paths.segments().iter().zip(&looked_at) {
         let request = &requests[batch.entries[i].index];
         for row in segment.rows.clone() {
             wanted.push(HeadRow {
                 row,
-                position: paths.positions()[row] as usize,
+                position: paths.position(row),
                 request,
                 entry: i,
                 decides: true,
@@ -65,12 +72,6 @@ pub fn mark(
             });
         }
     }
-    let ModelPair {
-        device,
-        target,
-        drafter,
-        ..
-    } = pair;
     let num_entries = batch.entries.len();
     let ChosenRows { choices, .. } =
         wanted.choose(device, target, paths.num_rows(), num_entries, scores)?;

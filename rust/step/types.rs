@@ -1,7 +1,8 @@
 //! One value per stage: `Batch > Stems > Proposals > TokenTrees > Verified > Accepted > Committed`, where a Q pass leads
 //! from `TokenTrees` back to `Stems`. Each stage consumes the value before it, so that a wrong order does not compile.
 
-use crate::kernels::paths::RowPaths;
+use std::ops::Range;
+
 use crate::model::decoder::ResidualProbe;
 use crate::request::{DraftOffer, FinishReason, NonFiniteLogit, ScreenCounts};
 
@@ -79,7 +80,8 @@ pub struct TokenTrees {
 pub struct Verified {
     pub(super) batch: Batch,
     pub(super) trees: Vec<TokenTree>,
-    pub(super) paths: RowPaths,
+    /// Rows of each entry in the pass.
+    pub(super) rows: Vec<Range<usize>>,
     /// Choice after each row, where it was needed.
     pub(super) choices: Vec<Option<Choice>>,
     /// How the choices of each entry's rows were found.
@@ -99,6 +101,8 @@ pub enum Choice {
 /// Values of recorded rows, until it is known which of them are committed.
 pub struct RowRecords {
     pub(super) probe: ResidualProbe,
+    /// Logits `[rows, V]` of those rows that have a place in `logit_rows`.
+    pub(super) logits: Vec<f32>,
     /// Index of each row among the rows whose logits were computed.
     pub(super) logit_rows: Vec<Option<usize>>,
 }

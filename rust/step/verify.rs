@@ -2,7 +2,6 @@
 
 use crate::error::Result;
 use crate::kernels::lm_head_screen::HeadScores;
-use crate::kernels::paths::RowPaths;
 use crate::kernels::w12_matmul::WeightView;
 use crate::model::decoder::ResidualProbe;
 use crate::request::Request;
@@ -24,13 +23,19 @@ pub fn verify(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> 
         .any(|entry| requests[entry.index].record_from.is_some())
         .then(ResidualProbe::default);
     let rows = batch.entries.iter().zip(&trees);
-    let paths = forward(pair, WeightView::Exact, rows, probe.as_mut())?;
+    forward(pair, WeightView::Exact, rows, probe.as_mut())?;
 
+    let ModelPair {
+        device,
+        target,
+        paths,
+        ..
+    } = pair;
     let mut wanted = HeadRows::default();
     for (index, (entry, segment)) in batch.entries.iter().zip(paths.segments()).enumerate() {
         let request = &requests[entry.index];
         for row in segment.rows.clone() {
-            let position = paths.positions()[row] as usize;
+            let position = paths.position(row);
             let decides = match entry.work {
                 Work::Decode { .. } => true,
                 Work::Prompt { completes, .. } => {
@@ -50,7 +55,6 @@ pub fn verify(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> 
             }
         }
     }
-    let ModelPair { device, target, .. } = pair;
     let num_entries = batch.entries.len();
     let ChosenRows {
         choices,
@@ -63,40 +67,54 @@ pub fn verify(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> 
         num_entries,
         HeadScores::Logits,
     )?;
+    let records = match probe {
+        None => None,
+        Some(probe) => {
+            let num_rows = logit_rows.iter().flatten().count();
+            let logits = target.last_logits();
+            Some(RowRecords {
+                probe,
+                logits: logits.read_back(num_rows * target.config().vocab_size)?,
+                logit_rows,
+            })
+        }
+    };
     Ok(Verified {
         batch,
         trees,
-        paths,
+        rows: paths.segments().iter().map(|s| s.rows.clone()).collect(),
         choices,
         screening,
-        records: probe.map(|probe| RowRecords { probe, logit_rows }),
+        records,
     })
 }
 
-/// Runs the target over the rows of trees, each behind what is committed of its entry.
+/// Runs the target over the rows of trees, each behind what is committed of its entry; leaves them in `pair.paths`.
 pub(super) fn forward<'a>(
     pair: &mut ModelPair,
     view: WeightView,
     rows: impl Iterator<Item = (&'a BatchEntry, &'a TokenTree)>,
     probe: Option<&mut ResidualProbe>,
-) -> Result<RowPaths> {
+) -> Result<()> {
     let ModelPair {
         device,
         target,
         caches,
+        paths,
         ..
     } = pair;
-    let mut paths = RowPaths::new();
+    paths.clear();
     let mut token_ids = Vec::new();
     for (entry, tree) in rows {
-        paths.push_segment(entry.slot, entry.committed_len, &tree.parents)?;
+        let pages = caches.pages(entry.slot);
+        paths.push_segment(entry.slot, entry.committed_len, pages, &tree.parents)?;
         token_ids.extend_from_slice(&tree.token_ids);
     }
+    paths.finish(device)?;
     for segment in paths.segments() {
-        let last_position = segment.rows.clone().map(|row| paths.positions()[row]).max();
-        let last_position = last_position.unwrap_or_default() as usize;
+        let positions = segment.rows.clone().map(|row| paths.position(row));
+        let last_position = positions.max().unwrap_or_default();
         caches.prepare(device, segment.slot, last_position)?;
     }
-    target.forward(device, view, &token_ids, &paths, caches, probe)?;
-    Ok(paths)
+    target.forward(device, view, &token_ids, paths, caches, probe)
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from specpilot_rs import DeviceError, _core, _cuda
+from specpilot_rs import DeviceError
 from specpilot_rs._core import kernels
 
 from tests.kernels.bfloat16 import from_bits, to_bits
@@ -12,17 +12,6 @@ from tests.kernels.bfloat16 import from_bits, to_bits
 ROW_COUNTS = [1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64]
 # Channels and columns: one tile, padding on both sides, one octet, two, four, eight of uneven slices.
 SHAPES = [(16, 128), (109, 250), (333, 1000), (48, 2560), (272, 5120), (160, 6144), (96, 17408)]
-
-
-def has_gpu() -> bool:
-    _cuda.preload()
-    try:
-        return _core.num_cuda_devices() > 0
-    except DeviceError:
-        return False
-
-
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not has_gpu(), reason="no CUDA device")]
 
 
 def weights(rng: np.random.Generator, n: int, k: int, escape_rate: float) -> np.ndarray:

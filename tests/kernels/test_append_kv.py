@@ -28,5 +28,5 @@ def test_a_short_page_table_is_refused() -> None:
     pages = np.zeros((1, 1, 64, 4), dtype=np.float32)
     table = np.zeros(1, dtype=np.uint32)
     rows = np.arange(2, dtype=np.uint32)
-    with pytest.raises(ValueError, match="`page_table` needs at least 2 elements, got 1"):
+    with pytest.raises(ValueError, match="`pages` needs at least 2 elements, got 1"):
         kernels.append_kv(tail, tail, rows, 63, table, pages, pages)

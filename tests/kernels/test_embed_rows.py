@@ -20,6 +20,14 @@ def test_rows_are_exact_copies(vocab_size, hidden_size):
     np.testing.assert_array_equal(got.view(np.uint32), from_bits(weights)[ids].view(np.uint32))
 
 
+def test_rows_are_scaled_with_one_rounding():
+    weights = table(40, 20) & 0xBFFF  # no NaN, no overflow
+    ids = np.arange(40, dtype=np.uint32)
+    scale = np.float32(59.329)
+    got = kernels.embed_rows(weights, ids, scale)
+    np.testing.assert_array_equal(got, from_bits(weights) * scale)
+
+
 def test_no_tokens_give_no_rows():
     assert kernels.embed_rows(table(4, 8), np.empty(0, np.uint32)).shape == (0, 8)
 

@@ -83,19 +83,24 @@ impl Model {
     }
 
     fn cache(&self, num_slots: usize) -> GdnCache {
-        GdnCache::new(&self.device, self.shape.clone(), NUM_LAYERS, num_slots)
+        GdnCache::new(&self.device, self.shape.clone(), NUM_LAYERS, num_slots).unwrap()
     }
 
     /// Runs a pass over the given segments `(slot, parents, inputs)`; layers differ in their gate `b`. Returns what
     /// each row gave, and the pass's buffers for committing.
     fn pass(&self, cache: &mut GdnCache, segments: &[SegmentRows<'_>]) -> Pass {
         let shape = &self.shape;
-        let mut paths = RowPaths::new();
+        let mut paths = RowPaths::default();
         let mut inputs: Vec<&Input> = vec![];
         for (slot, parents, rows) in segments {
             let committed_len = cache.slots[*slot].committed_len;
-            paths.push_segment(*slot, committed_len, parents).unwrap();
-            let last = paths.positions()[inputs.len()..].iter().max().unwrap();
+            paths
+                .push_segment(*slot, committed_len, &[], parents)
+                .unwrap();
+            let last = paths.positions().values()[inputs.len()..]
+                .iter()
+                .max()
+                .unwrap();
             cache.prepare(&self.device, *slot, *last as usize).unwrap();
             inputs.extend(rows.iter());
         }
@@ -113,8 +118,11 @@ impl Model {
         for layer in 0..NUM_LAYERS {
             let mut b = column(&|i| &i.b);
             b.host_mut().iter_mut().for_each(|b| *b += layer as f32);
-            let mut tail = GdnTail::new(&self.device, shape, inputs.len());
-            let mut y: Buffer<f32> = self.device.alloc(inputs.len() * shape.values_len());
+            let mut tail = GdnTail::new(&self.device, shape, inputs.len()).unwrap();
+            let mut y: Buffer<f32> = self
+                .device
+                .try_alloc(inputs.len() * shape.values_len())
+                .unwrap();
             let args = GdnWyArgs {
                 shape,
                 weights: GdnWeights {
@@ -146,13 +154,12 @@ impl Model {
     }
 
     fn commit(&self, cache: &mut GdnCache, slot: usize, pass: &Pass, rows: &[usize]) {
-        let rows: Vec<u32> = rows.iter().map(|&row| row as u32).collect();
         let len = cache.slots[slot].committed_len;
-        for (layer, tail) in pass.tails.iter().enumerate() {
-            cache
-                .commit(&self.device, layer, slot, len, &rows, &pass.qkv, tail)
-                .unwrap();
-        }
+        let mut placed = PlacedRows::default();
+        let taken = rows.iter().map(|&row| row as u32);
+        placed.push(slot, len, &[], taken).unwrap();
+        let tails: Vec<_> = pass.tails.iter().map(|tail| (&pass.qkv, tail)).collect();
+        cache.append(&self.device, &placed, &tails).unwrap();
         cache.advance(slot, len + rows.len());
     }
 
@@ -179,7 +186,7 @@ impl Model {
             outputs.extend(rows.iter().map(|&row| pass.outputs[row].clone()));
         }
         let states = (0..NUM_LAYERS)
-            .map(|layer| cache.final_state(layer, 0, num_tokens))
+            .map(|layer| cache.final_state(layer, 0, num_tokens).unwrap())
             .collect();
         Run { outputs, states }
     }
@@ -366,7 +373,7 @@ fn batch_mates_and_slots_change_nothing() {
         }
         assert_eq!(cache.slots[0].committed_len, mate_tokens);
         let states = (0..NUM_LAYERS)
-            .map(|layer| cache.final_state(layer, 2, 200))
+            .map(|layer| cache.final_state(layer, 2, 200).unwrap())
             .collect();
         Run { outputs, states }.assert_same(&reference, &format!("beside a mate, use {reuse}"));
     }
@@ -401,7 +408,11 @@ fn siblings_do_not_reach_each_other() {
             let pass = model.pass(&mut cache, &[(0, &tree.parents, &inputs)]);
             model.commit(&mut cache, 0, &pass, &tree.chain);
             let states = (0..NUM_LAYERS)
-                .map(|layer| cache.final_state(layer, 0, committed + tree.chain.len()))
+                .map(|layer| {
+                    cache
+                        .final_state(layer, 0, committed + tree.chain.len())
+                        .unwrap()
+                })
                 .collect();
             let outputs = tree
                 .chain
@@ -453,10 +464,16 @@ fn paths_beyond_a_pass_and_foreign_rows_are_refused() {
             got: 65
         })
     ));
-    let tail = GdnTail::new(&model.device, &model.shape, 2);
-    let qkv: Buffer<f32> = model.device.alloc(2 * model.shape.conv_channels());
+    let tail = GdnTail::new(&model.device, &model.shape, 2).unwrap();
+    let qkv: Buffer<f32> = model
+        .device
+        .try_alloc(2 * model.shape.conv_channels())
+        .unwrap();
+    let mut rows = PlacedRows::default();
+    rows.push(0, 0, &[], [2]).unwrap();
+    let tails = [(&qkv, &tail); NUM_LAYERS];
     assert!(matches!(
-        cache.commit(&model.device, 0, 0, 0, &[2], &qkv, &tail),
+        cache.append(&model.device, &rows, &tails),
         Err(KernelError::BufferTooShort {
             argument: "tail.k",
             ..

@@ -1,7 +1,7 @@
 //! The forward of EAGLE-3's layer: features and tokens in, next features and hidden states out.
 
 use super::weights::Eagle3Weights;
-use crate::device::{Buffer, Device};
+use crate::device::{Buffer, Device, Staged};
 use crate::drafter::config::Eagle3Config;
 use crate::error::Result;
 use crate::kernels::Kernel;
@@ -34,19 +34,33 @@ pub(super) struct Entry<B = Buffer<f32>> {
     /// Rotated keys.
     pub(super) k: B,
     pub(super) v: B,
+    lists: Lists,
+}
+
+/// What the kernels of an entry read on both sides.
+#[derive(Default)]
+struct Lists {
+    token_ids: Staged<u32>,
+    positions: Staged<u32>,
+    /// All rows in turn.
+    rows: Staged<u32>,
 }
 
 impl<B> Entry<B> {
     /// What `rows` makes of each buffer's values per row.
-    pub(super) fn with(config: &Eagle3Config, mut rows: impl FnMut(usize) -> B) -> Self {
+    pub(super) fn with<E>(
+        config: &Eagle3Config,
+        mut rows: impl FnMut(usize) -> Result<B, E>,
+    ) -> Result<Self, E> {
         let hidden = config.hidden_size;
-        Self {
-            embedded: rows(hidden),
-            normed: [rows(hidden), rows(hidden)],
-            joined: rows(2 * hidden),
-            k: rows(config.kv_dim()),
-            v: rows(config.kv_dim()),
-        }
+        Ok(Self {
+            embedded: rows(hidden)?,
+            normed: [rows(hidden)?, rows(hidden)?],
+            joined: rows(2 * hidden)?,
+            k: rows(config.kv_dim())?,
+            v: rows(config.kv_dim())?,
+            lists: Lists::default(),
+        })
     }
 }
 
@@ -63,23 +77,28 @@ pub(super) struct Pass<B = Buffer<f32>> {
     up: B,
     /// Final-norm outputs.
     pub(super) hidden: B,
+    parent_rows: Staged<u32>,
 }
 
 impl<B> Pass<B> {
     /// What `rows` makes of each buffer's values per row.
-    pub(super) fn with(config: &Eagle3Config, mut rows: impl FnMut(usize) -> B) -> Self {
+    pub(super) fn with<E>(
+        config: &Eagle3Config,
+        mut rows: impl FnMut(usize) -> Result<B, E>,
+    ) -> Result<Self, E> {
         let hidden = config.hidden_size;
-        Self {
-            features: rows(hidden),
-            entry: Entry::with(config, &mut rows),
-            q: rows(config.q_dim()),
-            attended: rows(config.q_dim()),
-            residual: rows(hidden),
-            normed: rows(hidden),
-            gate: rows(config.intermediate_size),
-            up: rows(config.intermediate_size),
-            hidden: rows(hidden),
-        }
+        Ok(Self {
+            features: rows(hidden)?,
+            entry: Entry::with(config, &mut rows)?,
+            q: rows(config.q_dim())?,
+            attended: rows(config.q_dim())?,
+            residual: rows(hidden)?,
+            normed: rows(hidden)?,
+            gate: rows(config.intermediate_size)?,
+            up: rows(config.intermediate_size)?,
+            hidden: rows(hidden)?,
+            parent_rows: Staged::default(),
+        })
     }
 }
 
@@ -90,11 +109,11 @@ pub(super) struct Tail {
 }
 
 impl Tail {
-    pub(super) fn new(device: &Device, len: usize) -> Self {
-        Self {
-            k: device.alloc(len),
-            v: device.alloc(len),
-        }
+    pub(super) fn new(device: &Device, len: usize) -> Result<Self> {
+        Ok(Self {
+            k: device.try_alloc(len)?,
+            v: device.try_alloc(len)?,
+        })
     }
 }
 
@@ -102,8 +121,6 @@ impl Tail {
 pub(super) struct TreeContext<'a> {
     /// Through rows of the tail.
     pub(super) paths: &'a RowPaths,
-    /// One per request.
-    pub(super) page_tables: &'a [&'a [u32]],
     /// Keys and values of committed positions.
     pub(super) pages: (&'a Buffer<f32>, &'a Buffer<f32>),
     /// The first of this depth's rows of the tail.
@@ -127,11 +144,16 @@ impl Layer<'_> {
             ..
         } = *self;
         let num_rows = token_ids.len();
+        let lists = &mut entry.lists;
+        lists.token_ids.fill(device, token_ids.iter().copied())?;
+        lists.positions.fill(device, positions.iter().copied())?;
+        lists.rows.fill(device, 0..num_rows as u32)?;
         EmbedRows::run(
             device,
             EmbedRowsArgs {
                 table: embed,
-                token_ids,
+                token_ids: &lists.token_ids,
+                scale: 1.0,
                 y: &mut entry.embedded,
             },
         )?;
@@ -143,12 +165,11 @@ impl Layer<'_> {
             normed_embedding,
         )?;
         self.norm(features, &weights.hidden_norm, num_rows, normed_feature)?;
-        let rows: Vec<u32> = (0..num_rows as u32).collect();
         GatherTaps::run(
             device,
             GatherTapsArgs {
                 taps: &entry.normed,
-                rows: &rows,
+                rows: &entry.lists.rows,
                 width: config.hidden_size,
                 y: &mut entry.joined,
             },
@@ -160,7 +181,7 @@ impl Layer<'_> {
         weights
             .v_proj
             .forward(device, x, num_rows, &mut entry.v, store)?;
-        self.rotate(&mut entry.k, config.num_kv_heads, positions)
+        self.rotate(&mut entry.k, config.num_kv_heads, &entry.lists.positions)
     }
 
     fn norm(
@@ -186,7 +207,7 @@ impl Layer<'_> {
         Ok(())
     }
 
-    fn rotate(&self, x: &mut Buffer<f32>, num_heads: usize, positions: &[u32]) -> Result<()> {
+    fn rotate(&self, x: &mut Buffer<f32>, num_heads: usize, positions: &Staged<u32>) -> Result<()> {
         Rope::run(
             self.device,
             RopeArgs {
@@ -205,6 +226,8 @@ impl Layer<'_> {
 impl Pass {
     /// Takes as features those that the last forward drafted for the rows in `parent_rows`.
     pub(super) fn follow(&mut self, layer: &Layer<'_>, parent_rows: &[u32]) -> Result<()> {
+        let rows = parent_rows.iter().copied();
+        self.parent_rows.fill(layer.device, rows)?;
         let drafted = match layer.config.norm_output {
             true => &self.hidden,
             false => &self.residual,
@@ -213,7 +236,7 @@ impl Pass {
             layer.device,
             GatherTapsArgs {
                 taps: std::slice::from_ref(drafted),
-                rows: parent_rows,
+                rows: &self.parent_rows,
                 width: layer.config.hidden_size,
                 y: &mut self.features,
             },
@@ -237,18 +260,17 @@ impl Pass {
             ..
         } = *layer;
         let num_rows = token_ids.len();
-        let positions = context.paths.positions();
+        let positions = context.paths.positions().values();
         layer.enter(token_ids, embed, &self.features, positions, &mut self.entry)?;
         for (from, to) in [(&self.entry.k, &mut tail.k), (&self.entry.v, &mut tail.v)] {
-            let len = num_rows * config.kv_dim();
-            to.host_mut()[context.first_tail_row * config.kv_dim()..][..len]
-                .copy_from_slice(&from.host()[..len]);
+            let first = context.first_tail_row * config.kv_dim();
+            to.copy_range(first, from, 0..num_rows * config.kv_dim())?;
         }
         let store = Epilogue::Store;
         weights
             .q_proj
             .forward(device, &self.entry.joined, num_rows, &mut self.q, store)?;
-        layer.rotate(&mut self.q, config.num_heads, positions)?;
+        layer.rotate(&mut self.q, config.num_heads, &self.entry.lists.positions)?;
         TreeAttention::run(
             device,
             TreeAttentionArgs {
@@ -257,7 +279,6 @@ impl Pass {
                 v_tail: &tail.v,
                 k_pages: context.pages.0,
                 v_pages: context.pages.1,
-                page_tables: context.page_tables,
                 paths: context.paths,
                 q_heads: config.num_heads,
                 kv_heads: config.num_kv_heads,

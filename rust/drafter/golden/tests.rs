@@ -18,6 +18,7 @@ use crate::drafter::tests::{Target, demo, open_in, sizes, target};
 use crate::drafter::{ContextRows, DraftAnchor, DraftRequest, Drafter, Standing};
 use crate::kernels::Kernel;
 use crate::kernels::paths::RowPaths;
+use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use crate::kernels::w12_matmul::WeightView;
 use crate::model::decoder::Decoder;
@@ -77,17 +78,22 @@ fn cases(method: &str) -> Vec<Case> {
 fn taps(layers: &[usize], token_ids: &[u32]) -> Vec<Buffer<f32>> {
     let Target { config, device, .. } = target();
     let checkpoint = Checkpoint::open(&demo_target()).unwrap();
-    let weights = DecoderWeights::load(&checkpoint, config, WeightFormat::Auto, false).unwrap();
-    let mut decoder = Decoder::new(config.clone(), weights, layers, HeadPath::Dense, 64, device);
+    let format = WeightFormat::Auto;
+    let weights = DecoderWeights::load(device, &checkpoint, config, format, false).unwrap();
+    let head = HeadPath::Dense;
+    let mut decoder = Decoder::new(config.clone(), weights, layers, head, 64, device).unwrap();
     let shape = gdn_shape(config);
-    let mut caches = SequenceCaches::new(device, &layer_caches(config), shape, 1, NUM_PAGES);
+    let cached = layer_caches(config);
+    let mut caches = SequenceCaches::new(device, &cached, shape, 1, NUM_PAGES).unwrap();
     let slot = caches.admit(token_ids.len()).unwrap();
     let mut taps = vec![Vec::new(); layers.len()];
     for (chunk_index, chunk) in token_ids.chunks(32).enumerate() {
         let first = 32 * chunk_index;
         let parents: Vec<_> = (0..chunk.len()).map(|i: usize| i.checked_sub(1)).collect();
-        let mut paths = RowPaths::new();
-        paths.push_segment(slot, first, &parents).unwrap();
+        let mut paths = RowPaths::default();
+        let pages = caches.pages(slot);
+        paths.push_segment(slot, first, pages, &parents).unwrap();
+        paths.finish(device).unwrap();
         caches
             .prepare(device, slot, first + chunk.len() - 1)
             .unwrap();
@@ -97,10 +103,11 @@ fn taps(layers: &[usize], token_ids: &[u32]) -> Vec<Buffer<f32>> {
         for (tap, rows) in taps.iter_mut().zip(decoder.taps()) {
             tap.extend_from_slice(&rows.host()[..chunk.len() * HIDDEN]);
         }
-        let rows: Vec<u32> = (0..chunk.len() as u32).collect();
-        decoder
-            .commit(device, &mut caches, slot, first, &rows)
+        let mut rows = PlacedRows::default();
+        let pages = caches.pages(slot);
+        rows.push(slot, first, pages, 0..chunk.len() as u32)
             .unwrap();
+        decoder.commit(device, &mut caches, &rows).unwrap();
     }
     taps.iter().map(|tap| Buffer::from_slice(tap)).collect()
 }

@@ -48,7 +48,7 @@ impl<'a> Pass<'a> {
     /// Position, anchor and path of a row.
     #[inline(always)]
     fn row(&self, segment: &Segment, row: usize) -> Row<'a> {
-        let position = self.paths.positions()[row] as usize;
+        let position = self.paths.position(row);
         let (path, committed_len) = (self.paths.path(row), segment.committed_len);
         Row {
             position,

@@ -5,6 +5,7 @@ use super::super::bf16_matmul::{
     Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16, TilePair, multiply_tile_pairs,
 };
 use super::super::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
+use super::super::masked_ids::MaskedIds;
 use super::super::simd::{Isa, LANES};
 use crate::device::{Buffer, HostDevice};
 
@@ -113,7 +114,7 @@ pub(super) fn decide_survivors(problem: &Problem<'_>, survivors: &[Survivor]) ->
 pub(super) fn decide_densely(
     problem: &Problem<'_>,
     rows: &[usize],
-    masked: &[&[u32]],
+    masked: &MaskedIds,
     with_gap: bool,
     logits: &mut Buffer<f32>,
 ) -> Vec<Choice> {
@@ -136,7 +137,7 @@ pub(super) fn decide_densely(
             epilogue: Epilogue::Store,
         },
     );
-    let masked: Vec<&[u32]> = rows.iter().map(|&row| masked[row]).collect();
+    let masked: Vec<&[u32]> = rows.iter().map(|&row| masked.row(row)).collect();
     let mut token_ids = vec![0; rows.len()];
     let mut best_logits = vec![0.0; rows.len()];
     GreedyArgmax::host(
@@ -145,22 +146,12 @@ pub(super) fn decide_densely(
             logits,
             num_rows: rows.len(),
             vocab_size: n,
-            masked: &masked,
+            masked: &MaskedIds::on_host(&masked),
             token_ids: &mut token_ids,
             best_logits: &mut best_logits,
         },
     );
-    let gap = |i: usize| {
-        let mut top = TopTwo::starting_at(0);
-        let logits = &logits.host()[i * n..][..n];
-        let masked = super::mask_bits(masked[i], n);
-        for (id, &logit) in logits.iter().enumerate() {
-            if masked[id / LANES] >> (id % LANES) & 1 == 0 {
-                top.add(id as u32, logit);
-            }
-        }
-        top.gap()
-    };
+    let gap = |i: usize| gap_of(&logits.host()[i * n..][..n], masked[i]);
     (rows.iter().zip(token_ids).zip(best_logits).enumerate())
         .map(|(i, ((&row, id), logit))| Choice {
             row,
@@ -169,4 +160,16 @@ pub(super) fn decide_densely(
             gap: if with_gap { gap(i) } else { f32::NAN },
         })
         .collect()
+}
+
+/// The difference between the two largest logits that are neither masked nor NaN.
+pub(super) fn gap_of(logits: &[f32], masked: &[u32]) -> f32 {
+    let mut top = TopTwo::starting_at(0);
+    let masked = super::mask_bits(masked, logits.len());
+    for (id, &logit) in logits.iter().enumerate() {
+        if masked[id / LANES] >> (id % LANES) & 1 == 0 {
+            top.add(id as u32, logit);
+        }
+    }
+    top.gap()
 }

@@ -5,6 +5,7 @@ use half::bf16;
 use super::super::Kernel;
 use super::super::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue};
 use super::super::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
+use super::super::masked_ids::MaskedIds;
 use super::*;
 use crate::device::Device;
 use crate::device::HostDevice;
@@ -115,7 +116,7 @@ impl Problem {
             head,
             exact,
             scores: HeadScores::Logits,
-            masked: &masked,
+            masked: &MaskedIds::on_host(&masked),
             dense_logits: &mut Buffer::zeroed(num_rows * self.vocab_size),
             token_ids: &mut decided.token_ids,
             best_logits: &mut best_logits,
@@ -153,7 +154,7 @@ impl Problem {
             logits: &logits,
             num_rows: self.num_rows(),
             vocab_size: self.vocab_size,
-            masked: &masked,
+            masked: &MaskedIds::on_host(&masked),
             token_ids: &mut token_ids,
             best_logits: &mut best_logits,
         };
@@ -496,7 +497,7 @@ fn sizes_that_do_not_fit_are_refused() {
         head: &other,
         exact: &exact,
         scores: HeadScores::Logits,
-        masked: &[&[], &[]],
+        masked: &MaskedIds::on_host(&[&[], &[]]),
         dense_logits: &mut Buffer::zeroed(2 * n),
         token_ids: &mut [0; 2],
         best_logits: &mut [0.0; 2],

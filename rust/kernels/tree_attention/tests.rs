@@ -3,9 +3,9 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::cache::pages::{KvCache, KvShape};
+use crate::cache::pages::{KvCache, KvShape, KvTail};
 use crate::device::Device;
-use crate::kernels::append_kv::{AppendKv, AppendKvArgs};
+use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::random_trees::{ChainInTree, Numbers};
 
 struct Model {
@@ -58,7 +58,7 @@ impl Model {
             num_kv_heads: self.kv_heads,
             head_dim: self.head_dim,
         };
-        let mut cache = KvCache::new(&self.device, &[shape], 16);
+        let mut cache = KvCache::new(&self.device, &[shape], 16).unwrap();
         // Pages out of order, with stale numbers where nothing is committed yet.
         let mut table = cache.allocate(12).unwrap();
         table.reverse();
@@ -81,8 +81,8 @@ impl Model {
                 let values: Vec<f32> = inputs.iter().flat_map(|row| row[i].clone()).collect();
                 Buffer::from_slice(&values)
             });
-            let mut paths = RowPaths::new();
-            paths.push_segment(0, len, &tree.parents).unwrap();
+            let mut paths = RowPaths::default();
+            paths.push_segment(0, len, &table, &tree.parents).unwrap();
             let mut out = Buffer::from_slice(&vec![f32::NAN; q.len()]);
             let args = TreeAttentionArgs {
                 q: &q,
@@ -90,7 +90,6 @@ impl Model {
                 v_tail: &v,
                 k_pages: cache.k(0),
                 v_pages: cache.v(0),
-                page_tables: &[&table],
                 paths: &paths,
                 q_heads: self.q_heads,
                 kv_heads: self.kv_heads,
@@ -106,20 +105,15 @@ impl Model {
                 rows.iter()
                     .map(|row| out.host()[row * row_len..][..row_len].to_vec()),
             );
-            let rows: Vec<u32> = rows.iter().map(|&row| row as u32).collect();
-            let (k_pages, v_pages) = cache.k_v_mut(0);
-            let args = AppendKvArgs {
-                k_tail: &k,
-                v_tail: &v,
-                rows: &rows,
-                first_position: len,
-                page_table: &table,
-                kv_heads: self.kv_heads,
-                head_dim: self.head_dim,
-                k_pages,
-                v_pages,
+            let mut placed = PlacedRows::default();
+            let taken = rows.iter().map(|&row| row as u32);
+            placed.push(0, len, &table, taken).unwrap();
+            let tail = KvTail {
+                layer: 0,
+                k: &k,
+                v: &v,
             };
-            AppendKv::run(&self.device, args).unwrap();
+            cache.append(&self.device, &placed, &[tail]).unwrap();
         }
         outputs
     }
@@ -227,12 +221,12 @@ fn results_are_close_to_a_naive_softmax() {
 #[test]
 fn pages_that_are_missing_or_foreign_are_refused() {
     let model = Model::new(23, 16, None);
-    let rows: Buffer<f32> = model.device.alloc(6 * 16);
-    let pages: Buffer<f32> = model.device.alloc(4 * 2 * KV_BLOCK * 16);
-    let mut paths = RowPaths::new();
-    paths.push_segment(0, 65, &[None]).unwrap();
+    let rows: Buffer<f32> = model.device.try_alloc(6 * 16).unwrap();
+    let pages: Buffer<f32> = model.device.try_alloc(4 * 2 * KV_BLOCK * 16).unwrap();
     let check = |table: &[u32], window| {
-        let mut out: Buffer<f32> = model.device.alloc(6 * 16);
+        let mut out: Buffer<f32> = model.device.try_alloc(6 * 16).unwrap();
+        let mut paths = RowPaths::default();
+        paths.push_segment(0, 65, table, &[None]).unwrap();
         TreeAttention::run(
             &model.device,
             TreeAttentionArgs {
@@ -241,7 +235,6 @@ fn pages_that_are_missing_or_foreign_are_refused() {
                 v_tail: &rows,
                 k_pages: &pages,
                 v_pages: &pages,
-                page_tables: &[table],
                 paths: &paths,
                 q_heads: 6,
                 kv_heads: 2,
@@ -256,7 +249,7 @@ fn pages_that_are_missing_or_foreign_are_refused() {
     assert!(matches!(
         check(&[0], None),
         Err(KernelError::BufferTooShort {
-            argument: "page_tables",
+            argument: "pages",
             expected: 2,
             got: 1,
             ..

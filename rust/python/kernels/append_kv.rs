@@ -3,14 +3,15 @@
 use numpy::{IntoPyArray, PyArray4, PyReadonlyArray1, PyReadonlyArray3, PyReadonlyArray4};
 use pyo3::prelude::*;
 
-use super::{array, buffer, run};
-use crate::kernels::append_kv::{AppendKv, AppendKvArgs};
+use super::{array, array_on, device_named, placed_rows, run_on};
+use crate::kernels::append_kv::{AppendKv, AppendKvArgs, KvLayer};
 
 /// Key pages, value pages.
 type Pages<'py> = (Bound<'py, PyArray4<f32>>, Bound<'py, PyArray4<f32>>);
 
 /// Key and value pages `[pages, kv_heads, 64, head_dim]` after the tail's `rows` went to `first_position` and on.
 #[pyfunction]
+#[pyo3(signature = (k_tail, v_tail, rows, first_position, page_table, k_pages, v_pages, device="cpu"))]
 #[allow(clippy::too_many_arguments, reason = "the kernel's own arguments")]
 pub(super) fn append_kv<'py>(
     py: Python<'py>,
@@ -21,21 +22,26 @@ pub(super) fn append_kv<'py>(
     page_table: PyReadonlyArray1<'py, u32>,
     k_pages: PyReadonlyArray4<'py, f32>,
     v_pages: PyReadonlyArray4<'py, f32>,
+    device: &str,
 ) -> PyResult<Pages<'py>> {
     let (_, kv_heads, head_dim) = k_tail.as_array().dim();
-    let (mut k, mut v) = (buffer(&k_pages)?, buffer(&v_pages)?);
-    run::<AppendKv>(
+    let device = device_named(device)?;
+    let (mut k, mut v) = (array_on(&device, &k_pages)?, array_on(&device, &v_pages)?);
+    let place = (0, first_position);
+    let placed = placed_rows(&device, place, page_table.as_slice()?, rows.as_slice()?)?;
+    run_on::<AppendKv>(
         py,
+        &device,
         AppendKvArgs {
-            k_tail: &buffer(&k_tail)?,
-            v_tail: &buffer(&v_tail)?,
-            rows: rows.as_slice()?,
-            first_position,
-            page_table: page_table.as_slice()?,
-            kv_heads,
-            head_dim,
-            k_pages: &mut k,
-            v_pages: &mut v,
+            rows: &placed,
+            layers: vec![KvLayer {
+                k_tail: &array_on(&device, &k_tail)?,
+                v_tail: &array_on(&device, &v_tail)?,
+                kv_heads,
+                head_dim,
+                k_pages: &mut k,
+                v_pages: &mut v,
+            }],
         },
     )?;
     let shape = k_pages.as_array().dim();

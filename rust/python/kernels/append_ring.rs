@@ -3,11 +3,12 @@
 use numpy::{IntoPyArray, PyArray3, PyReadonlyArray1, PyReadonlyArray2, PyReadonlyArray3};
 use pyo3::prelude::*;
 
-use super::{array, buffer, run};
-use crate::kernels::append_ring::{AppendRing, AppendRingArgs};
+use super::{array, array_on, device_named, placed_rows, run_on};
+use crate::kernels::append_ring::{AppendRing, AppendRingArgs, Ring};
 
 /// Rings `[slots, ring_len, row_len]` after the tail's `rows` went to `slot` from `first_position` on.
 #[pyfunction]
+#[pyo3(signature = (tail, rows, first_position, slot, rings, device="cpu"))]
 pub(super) fn append_ring<'py>(
     py: Python<'py>,
     tail: PyReadonlyArray2<'py, f32>,
@@ -15,19 +16,23 @@ pub(super) fn append_ring<'py>(
     first_position: usize,
     slot: usize,
     rings: PyReadonlyArray3<'py, f32>,
+    device: &str,
 ) -> PyResult<Bound<'py, PyArray3<f32>>> {
     let (_, ring_len, row_len) = rings.as_array().dim();
-    let mut to = buffer(&rings)?;
-    run::<AppendRing>(
+    let device = device_named(device)?;
+    let mut to = array_on(&device, &rings)?;
+    let placed = placed_rows(&device, (slot, first_position), &[], rows.as_slice()?)?;
+    run_on::<AppendRing>(
         py,
+        &device,
         AppendRingArgs {
-            tail: &buffer(&tail)?,
-            rows: rows.as_slice()?,
-            first_position,
-            row_len,
-            ring_len,
-            slot,
-            rings: &mut to,
+            rows: &placed,
+            rings: vec![Ring {
+                tail: &array_on(&device, &tail)?,
+                row_len,
+                ring_len,
+                rings: &mut to,
+            }],
         },
     )?;
     Ok(array(&to, rings.as_array().dim())?.into_pyarray(py))

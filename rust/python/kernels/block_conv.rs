@@ -3,14 +3,14 @@
 use numpy::{IntoPyArray, PyArray3, PyReadonlyArray3, PyReadonlyArray5};
 use pyo3::prelude::*;
 
-use super::{array, buffer, nan_buffer, run};
+use super::{array, array_on, device_named, nan_buffer_on, run_on};
 use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::block_conv::{BlockConv, BlockConvArgs, ConvSide};
 
 /// Convolves `x` `[block_size, blocks, width]` with `base` `[2, taps, width]` plus `delta`
 /// `[block_size, blocks, 2, taps, groups]`; adds to `y` where that is given.
 #[pyfunction]
-#[pyo3(signature = (x, delta, base, output_side, y=None))]
+#[pyo3(signature = (x, delta, base, output_side, y=None, device="cpu"))]
 pub(super) fn block_conv<'py>(
     py: Python<'py>,
     x: PyReadonlyArray3<'py, f32>,
@@ -18,19 +18,22 @@ pub(super) fn block_conv<'py>(
     base: PyReadonlyArray3<'py, f32>,
     output_side: bool,
     y: Option<PyReadonlyArray3<'py, f32>>,
+    device: &str,
 ) -> PyResult<Bound<'py, PyArray3<f32>>> {
     let shape = x.as_array().dim();
     let (_, _, _, kernel_size, num_groups) = delta.as_array().dim();
+    let device = device_named(device)?;
     let (mut out, epilogue) = match &y {
-        Some(y) => (buffer(y)?, Epilogue::AddToOutput),
-        None => (nan_buffer(x.as_array().len()), Epilogue::Store),
+        Some(y) => (array_on(&device, y)?, Epilogue::AddToOutput),
+        None => (nan_buffer_on(&device, x.as_array().len())?, Epilogue::Store),
     };
-    run::<BlockConv>(
+    run_on::<BlockConv>(
         py,
+        &device,
         BlockConvArgs {
-            x: &buffer(&x)?,
-            delta: &buffer(&delta)?,
-            base: &buffer(&base)?,
+            x: &array_on(&device, &x)?,
+            delta: &array_on(&device, &delta)?,
+            base: &array_on(&device, &base)?,
             side: match output_side {
                 true => ConvSide::Output,
                 false => ConvSide::Input,

@@ -5,15 +5,15 @@ use numpy::{IntoPyArray, PyArray3, PyArray4, PyReadonlyArray2, PyReadonlyArray3}
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use super::{array, buffer, nan_buffer, packed, run};
-use crate::device::Buffer;
+use super::{array, array_on, buffer_on, device_named, list_on, nan_buffer_on, packed_on, run_on};
+use crate::error::Error;
 use crate::kernels::draft_select::{DraftSelect, DraftSelectArgs, LogitShape, Selector};
 
 /// Candidates `[levels, blocks, top_k]` of `logits` `[levels, blocks, vocab_size]` and their log-probabilities
 /// `[levels, blocks, parents, top_k]`: one parent without `selector` (`gate`, `predecessor`, `successor`,
 /// `anchor_tokens`), else `top_k`.
 #[pyfunction]
-#[pyo3(signature = (logits, top_k, multiplier=1.0, softcap=None, selector=None))]
+#[pyo3(signature = (logits, top_k, multiplier=1.0, softcap=None, selector=None, device="cpu"))]
 #[allow(clippy::type_complexity, reason = "arrays in, arrays out")]
 pub(super) fn draft_select<'py>(
     py: Python<'py>,
@@ -27,25 +27,28 @@ pub(super) fn draft_select<'py>(
         PyReadonlyArray2<'py, u16>,
         Vec<u32>,
     )>,
+    device: &str,
 ) -> PyResult<(Bound<'py, PyArray3<u32>>, Bound<'py, PyArray4<f32>>)> {
     let (num_levels, num_blocks, vocab_size) = logits.as_array().dim();
     let num_rows = num_levels * num_blocks;
     let num_parents = if selector.is_some() { top_k } else { 1 };
+    let device = device_named(device)?;
     let selector = match &selector {
         Some((gate, predecessor, successor, anchors)) => Some((
-            buffer(gate)?,
-            packed(predecessor)?,
-            packed(successor)?,
-            anchors,
+            array_on(&device, gate)?,
+            packed_on(&device, predecessor)?,
+            packed_on(&device, successor)?,
+            list_on(&device, anchors)?,
         )),
         None => None,
     };
-    let mut token_ids = Buffer::from_slice(&vec![u32::MAX; num_rows * top_k]);
-    let mut log_probs = nan_buffer(num_rows * num_parents * top_k);
-    run::<DraftSelect>(
+    let mut token_ids = buffer_on(&device, &vec![u32::MAX; num_rows * top_k])?;
+    let mut log_probs = nan_buffer_on(&device, num_rows * num_parents * top_k)?;
+    run_on::<DraftSelect>(
         py,
+        &device,
         DraftSelectArgs {
-            logits: &buffer(&logits)?,
+            logits: &array_on(&device, &logits)?,
             vocab_size,
             num_levels,
             num_blocks,
@@ -66,9 +69,9 @@ pub(super) fn draft_select<'py>(
             log_probs: &mut log_probs,
         },
     )?;
-    let token_ids =
-        Array::from_shape_vec((num_levels, num_blocks, top_k), token_ids.host().to_vec())
-            .map_err(|e| PyValueError::new_err(e.to_string()))?;
+    let token_ids = token_ids.read_back(num_rows * top_k).map_err(Error::from)?;
+    let token_ids = Array::from_shape_vec((num_levels, num_blocks, top_k), token_ids)
+        .map_err(|e| PyValueError::new_err(e.to_string()))?;
     let log_probs = array(&log_probs, (num_levels, num_blocks, num_parents, top_k))?;
     Ok((token_ids.into_pyarray(py), log_probs.into_pyarray(py)))
 }

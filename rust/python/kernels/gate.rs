@@ -4,11 +4,12 @@ use numpy::{IntoPyArray, PyArray2, PyReadonlyArray1, PyReadonlyArray2};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use super::{array, buffer, run};
+use super::{array, array_on, device_named, run_on};
 use crate::kernels::gate::{Gate, GateArgs, GateKind};
 
 /// `f(x) * y` with `kind` "silu" or "sigmoid"; the vectors of the flat `x` lie `x_stride` apart.
 #[pyfunction]
+#[pyo3(signature = (kind, x, x_offset, x_stride, y, device="cpu"))]
 pub(super) fn gate<'py>(
     py: Python<'py>,
     kind: &str,
@@ -16,6 +17,7 @@ pub(super) fn gate<'py>(
     x_offset: usize,
     x_stride: usize,
     y: PyReadonlyArray2<'py, f32>,
+    device: &str,
 ) -> PyResult<Bound<'py, PyArray2<f32>>> {
     let kind = match kind {
         "silu" => GateKind::SiluMultiply,
@@ -27,12 +29,14 @@ pub(super) fn gate<'py>(
         }
     };
     let (num_vectors, width) = y.as_array().dim();
-    let mut gated = buffer(&y)?;
-    run::<Gate>(
+    let device = device_named(device)?;
+    let mut gated = array_on(&device, &y)?;
+    run_on::<Gate>(
         py,
+        &device,
         GateArgs {
             kind,
-            x: &buffer(&x)?,
+            x: &array_on(&device, &x)?,
             x_offset,
             x_stride,
             num_vectors,

@@ -4,10 +4,11 @@ use numpy::{IntoPyArray, PyArray1, PyArray2, PyReadonlyArray2};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use super::{buffer, packed, run};
-use crate::device::Buffer;
+use super::{
+    array_on, buffer, device_named, masked_on, nan_buffer_on, packed, packed_on, refused, run_on,
+};
 use crate::kernels::lm_head_screen::{
-    HeadScores, LmHeadScreen, LmHeadScreenArgs, ScreenedHead, intervals,
+    HeadScores, LmHeadScreen, LmHeadScreenArgs, ScreenScan, ScreenedHead, intervals,
 };
 use crate::kernels::simd;
 
@@ -21,10 +22,10 @@ type Decisions<'py> = (
 );
 
 /// Greedy ids of `x @ weight.T`; `masked` lists the forbidden ids of each row. Gaps between the two largest logits on
-/// request. With `estimates`
-/// the ids are those of the INT8 copy alone.
+/// request. With `estimates` the ids are those of the INT8 copy alone.
 #[pyfunction]
-#[pyo3(signature = (x, weight, masked, with_gap=false, estimates=false))]
+#[pyo3(signature = (x, weight, masked, with_gap=false, estimates=false, device="cpu", scan="auto"))]
+#[expect(clippy::too_many_arguments, reason = "a kernel's arguments")]
 pub(super) fn lm_head_screen<'py>(
     py: Python<'py>,
     x: PyReadonlyArray2<'py, f32>,
@@ -32,19 +33,31 @@ pub(super) fn lm_head_screen<'py>(
     masked: Vec<Vec<u32>>,
     with_gap: bool,
     estimates: bool,
+    device: &str,
+    scan: &str,
 ) -> PyResult<Decisions<'py>> {
     let num_rows = x.as_array().nrows();
-    let (x, exact) = (buffer(&x)?, packed(&weight)?);
-    let head = ScreenedHead::new(&exact);
-    let masked: Vec<&[u32]> = masked.iter().map(Vec::as_slice).collect();
+    let device = device_named(device)?;
+    let (x, exact) = (array_on(&device, &x)?, packed_on(&device, &weight)?);
+    let mut head = ScreenedHead::new_on(&device, &exact).map_err(refused)?;
+    match scan {
+        "auto" => {}
+        "mma" => head = head.scanned_by(ScreenScan::Mma),
+        got => {
+            return Err(PyValueError::new_err(format!(
+                "lm_head_screen: `scan` must be auto or mma, got {got}"
+            )));
+        }
+    }
     let mut token_ids = vec![u32::MAX; num_rows];
     let mut best_logits = vec![f32::NAN; num_rows];
-    let mut dense_logits = Buffer::zeroed(num_rows * exact.out_features());
+    let mut dense_logits = nan_buffer_on(&device, num_rows * exact.out_features())?;
     let mut survivors = vec![u32::MAX; num_rows];
     let mut fell_back = vec![false; num_rows];
     let mut gaps = vec![f32::NAN; num_rows];
-    run::<LmHeadScreen>(
+    run_on::<LmHeadScreen>(
         py,
+        &device,
         LmHeadScreenArgs {
             x: &x,
             num_rows,
@@ -54,7 +67,7 @@ pub(super) fn lm_head_screen<'py>(
                 true => HeadScores::Estimates,
                 false => HeadScores::Logits,
             },
-            masked: &masked,
+            masked: &masked_on(&device, &masked)?,
             dense_logits: &mut dense_logits,
             token_ids: &mut token_ids,
             best_logits: &mut best_logits,

@@ -31,11 +31,13 @@ use numpy::{PyReadonlyArray, PyReadonlyArray2, PyUntypedArrayMethods};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::device::{Buffer, Device};
+use crate::device::{Buffer, Device, Element, Staged};
 use crate::error::{Error, KernelError};
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::PackedBf16;
+use crate::kernels::masked_ids::MaskedIds;
 use crate::kernels::paths::RowPaths;
+use crate::kernels::placed_rows::PlacedRows;
 
 /// Kernels on numpy arrays, for tests.
 #[pymodule(submodule)]
@@ -79,21 +81,21 @@ pub(super) mod kernels_module {
     use super::w12_matmul::w12_matmul;
 }
 
-/// The device all test calls share.
-fn device() -> PyResult<&'static Device> {
-    static DEVICE: OnceLock<Device> = OnceLock::new();
+/// The host device all test calls share.
+fn device() -> PyResult<&'static Arc<Device>> {
+    static DEVICE: OnceLock<Arc<Device>> = OnceLock::new();
     if let Some(device) = DEVICE.get() {
         return Ok(device);
     }
-    let device = Device::host(None).map_err(|e| PyValueError::new_err(e.to_string()))?;
+    let device = Arc::new(Device::host(None).map_err(Error::from)?);
     Ok(DEVICE.get_or_init(|| device))
 }
 
-/// The device a test names: `cpu`, `cuda` or `cuda:1`; each GPU is opened once.
+/// The device a test names: `cpu`, `cuda` or `cuda:1`; each is opened once.
 fn device_named(name: &str) -> PyResult<Arc<Device>> {
     static GPUS: Mutex<Vec<(usize, Arc<Device>)>> = Mutex::new(Vec::new());
     let Some(rest) = name.strip_prefix("cuda") else {
-        return Ok(Arc::new(Device::host(None).map_err(Error::from)?));
+        return Ok(device()?.clone());
     };
     let ordinal = match rest.strip_prefix(':') {
         Some(index) => index.parse()?,
@@ -109,16 +111,42 @@ fn device_named(name: &str) -> PyResult<Arc<Device>> {
 }
 
 /// Values as a buffer of `device`.
-fn buffer_on(device: &Device, values: &[f32]) -> PyResult<Buffer<f32>> {
+fn buffer_on<T: Element>(device: &Device, values: &[T]) -> PyResult<Buffer<T>> {
     Ok(device.buffer_of(values).map_err(Error::from)?)
 }
 
-/// Runs kernel `K` with the lock released.
-fn run<K: Kernel>(py: Python<'_>, args: K::Args<'_>) -> PyResult<()>
+/// A C-contiguous array as a buffer of `device`.
+fn array_on<D: Dimension>(
+    device: &Device,
+    array: &PyReadonlyArray<'_, f32, D>,
+) -> PyResult<Buffer<f32>> {
+    if !array.is_c_contiguous() {
+        return Err(PyValueError::new_err("arrays must be C-contiguous"));
+    }
+    buffer_on(device, array.as_slice()?)
+}
+
+/// An output buffer of `device` in which every element is NaN.
+fn nan_buffer_on(device: &Device, len: usize) -> PyResult<Buffer<f32>> {
+    buffer_on(device, &vec![f32::NAN; len])
+}
+
+/// A list that kernels on `device` read.
+fn list_on(device: &Device, values: &[u32]) -> PyResult<Staged<u32>> {
+    Ok(Staged::of(device, values).map_err(Error::from)?)
+}
+
+/// Lists of masked ids that kernels on `device` read.
+fn masked_on(device: &Device, rows: &[Vec<u32>]) -> PyResult<MaskedIds> {
+    let rows: Vec<&[u32]> = rows.iter().map(Vec::as_slice).collect();
+    Ok(MaskedIds::of(device, &rows).map_err(Error::from)?)
+}
+
+/// Runs kernel `K` on `device` with the lock released.
+fn run_on<K: Kernel>(py: Python<'_>, device: &Device, args: K::Args<'_>) -> PyResult<()>
 where
     for<'a> K::Args<'a>: Send,
 {
-    let device = device()?;
     py.detach(|| K::run(device, args)).map_err(refused)
 }
 
@@ -134,11 +162,6 @@ fn buffer<D: Dimension>(array: &PyReadonlyArray<'_, f32, D>) -> PyResult<Buffer<
     Ok(Buffer::from_slice(array.as_slice()?))
 }
 
-/// An output buffer in which every element is NaN.
-fn nan_buffer(len: usize) -> Buffer<f32> {
-    Buffer::from_slice(&vec![f32::NAN; len])
-}
-
 /// Packs BF16 bit patterns `[out_features, in_features]`.
 fn packed(weight: &PyReadonlyArray2<'_, u16>) -> PyResult<PackedBf16> {
     let shape = weight.as_array();
@@ -146,24 +169,48 @@ fn packed(weight: &PyReadonlyArray2<'_, u16>) -> PyResult<PackedBf16> {
     Ok(PackedBf16::pack(weights, shape.nrows(), shape.ncols()))
 }
 
+/// Likewise, in the memory of `device`.
+fn packed_on(device: &Device, weight: &PyReadonlyArray2<'_, u16>) -> PyResult<PackedBf16> {
+    let shape = weight.as_array();
+    let weights: &[bf16] = weight.as_slice()?.reinterpret_cast();
+    let packed = PackedBf16::pack_on(device, weights, shape.nrows(), shape.ncols());
+    Ok(packed.map_err(Error::from)?)
+}
+
 /// The first elements of a buffer as an array of `shape`.
 fn array<Sh: IntoDimension>(buffer: &Buffer<f32>, shape: Sh) -> PyResult<Array<f32, Sh::Dim>> {
     let shape = shape.into_dimension();
-    Array::from_shape_vec(shape.clone(), buffer.host()[..shape.size()].to_vec())
-        .map_err(|e| PyValueError::new_err(e.to_string()))
+    let values = buffer.read_back(shape.size()).map_err(Error::from)?;
+    Array::from_shape_vec(shape, values).map_err(|e| PyValueError::new_err(e.to_string()))
 }
 
 /// A request's part of a pass: slot, committed length, and each row's parent within the segment, -1 for none.
 type SegmentTuple = (usize, usize, Vec<i64>);
 
-/// Packs segments in the order given.
-fn row_paths(segments: &[SegmentTuple]) -> PyResult<RowPaths> {
-    let mut paths = RowPaths::new();
-    for (slot, committed_len, parents) in segments {
+/// Packs segments in the order given for `device`; `pages` holds those of each, if any kernel looks there.
+fn row_paths(device: &Device, segments: &[SegmentTuple], pages: &[Vec<u32>]) -> PyResult<RowPaths> {
+    let mut paths = RowPaths::default();
+    for (i, (slot, committed_len, parents)) in segments.iter().enumerate() {
+        let pages = pages.get(i).map_or(&[][..], Vec::as_slice);
         let parents: Vec<_> = parents.iter().map(|&p| usize::try_from(p).ok()).collect();
         paths
-            .push_segment(*slot, *committed_len, &parents)
+            .push_segment(*slot, *committed_len, pages, &parents)
             .map_err(refused)?;
     }
+    paths.finish(device).map_err(Error::from)?;
     Ok(paths)
+}
+
+/// Rows that go to a slot from a position on; `place` is the two.
+fn placed_rows(
+    device: &Device,
+    place: (usize, usize),
+    pages: &[u32],
+    rows: &[u32],
+) -> PyResult<PlacedRows> {
+    let mut placed = PlacedRows::default();
+    let pushed = placed.push(place.0, place.1, pages, rows.iter().copied());
+    pushed.map_err(refused)?;
+    placed.finish(device).map_err(Error::from)?;
+    Ok(placed)
 }

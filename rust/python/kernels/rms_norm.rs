@@ -3,12 +3,13 @@
 use numpy::{IntoPyArray, PyArray2, PyReadonlyArray1};
 use pyo3::prelude::*;
 
-use super::{array, buffer, nan_buffer, run};
+use super::{array, array_on, device_named, nan_buffer_on, run_on};
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 
 /// Normalises `num_vectors` vectors of `width`, `x_stride` apart in the flat `x`.
 #[pyfunction]
-#[pyo3(signature = (x, x_offset, x_stride, num_vectors, width, eps, weight=None))]
+#[pyo3(signature = (x, x_offset, x_stride, num_vectors, width, eps, weight=None, device="cpu"))]
+#[allow(clippy::too_many_arguments, reason = "a kernel's arguments")]
 pub(super) fn rms_norm<'py>(
     x: PyReadonlyArray1<'py, f32>,
     x_offset: usize,
@@ -17,14 +18,18 @@ pub(super) fn rms_norm<'py>(
     width: usize,
     eps: f32,
     weight: Option<PyReadonlyArray1<'py, f32>>,
+    device: &str,
 ) -> PyResult<Bound<'py, PyArray2<f32>>> {
     let py = x.py();
-    let weight = weight.as_ref().map(buffer).transpose()?;
-    let mut y = nan_buffer(num_vectors * width);
-    run::<RmsNorm>(
+    let device = device_named(device)?;
+    let weight = weight.as_ref().map(|weight| array_on(&device, weight));
+    let weight = weight.transpose()?;
+    let mut y = nan_buffer_on(&device, num_vectors * width)?;
+    run_on::<RmsNorm>(
         py,
+        &device,
         RmsNormArgs {
-            x: &buffer(&x)?,
+            x: &array_on(&device, &x)?,
             x_offset,
             x_stride,
             num_vectors,

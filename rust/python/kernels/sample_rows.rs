@@ -3,7 +3,7 @@
 use numpy::{IntoPyArray, PyArray1, PyReadonlyArray2};
 use pyo3::prelude::*;
 
-use super::{buffer, run};
+use super::{array_on, device_named, masked_on, run_on};
 use crate::kernels::sample_rows::{RowSampler, SampleRows, SampleRowsArgs};
 
 /// Token ids and their logits, one per row.
@@ -14,14 +14,16 @@ type SamplerTuple = (f64, usize, f64, f64, u64, u32);
 
 /// The id drawn from every row of `logits` and its logit; `masked` lists the forbidden ids of each row.
 #[pyfunction]
+#[pyo3(signature = (logits, masked, samplers, device="cpu"))]
 pub(super) fn sample_rows<'py>(
     py: Python<'py>,
     logits: PyReadonlyArray2<'py, f32>,
     masked: Vec<Vec<u32>>,
     samplers: Vec<SamplerTuple>,
+    device: &str,
 ) -> PyResult<Choices<'py>> {
     let (num_rows, vocab_size) = logits.as_array().dim();
-    let masked: Vec<&[u32]> = masked.iter().map(Vec::as_slice).collect();
+    let device = device_named(device)?;
     let samplers: Vec<RowSampler> = samplers
         .into_iter()
         .map(
@@ -37,13 +39,14 @@ pub(super) fn sample_rows<'py>(
         .collect();
     let mut token_ids = vec![u32::MAX; num_rows];
     let mut chosen_logits = vec![f32::NAN; num_rows];
-    run::<SampleRows>(
+    run_on::<SampleRows>(
         py,
+        &device,
         SampleRowsArgs {
-            logits: &buffer(&logits)?,
+            logits: &array_on(&device, &logits)?,
             num_rows,
             vocab_size,
-            masked: &masked,
+            masked: &masked_on(&device, &masked)?,
             samplers: &samplers,
             token_ids: &mut token_ids,
             chosen_logits: &mut chosen_logits,

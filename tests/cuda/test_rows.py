@@ -1,0 +1,145 @@
+"""The row-wise CUDA kernels: copies and choices bit for bit, values against float64, rows on their own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from specpilot_rs._core import kernels
+
+from tests.kernels.bfloat16 import from_bits
+
+GPU = {"device": "cuda"}
+
+
+def normal(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def bits(values: np.ndarray) -> np.ndarray:
+    return values.view(np.uint32)
+
+
+@pytest.mark.parametrize(("vocab_size", "width"), [(1, 1), (37, 20), (300, 67), (50, 250), (1000, 5120)])
+def test_embedding_rows_are_exact_copies(vocab_size: int, width: int) -> None:
+    rng = np.random.default_rng(0)
+    table = rng.integers(0, 2**16, (vocab_size, width), dtype=np.uint16)
+    ids = rng.integers(0, vocab_size, 70, dtype=np.uint32)
+    ids[:2] = [0, vocab_size - 1]
+    got = kernels.embed_rows(table, ids, **GPU)
+    np.testing.assert_array_equal(bits(got), bits(from_bits(table)[ids]))
+    assert kernels.embed_rows(table, ids[:0], **GPU).shape == (0, width)
+    table &= 0xBFFF  # no NaN, no overflow
+    scaled = kernels.embed_rows(table, ids, np.float32(3.7), **GPU)
+    np.testing.assert_array_equal(bits(scaled), bits(from_bits(table)[ids] * np.float32(3.7)))
+
+
+@pytest.mark.parametrize("width", [1, 15, 17, 128, 256, 512, 513, 768, 5120, 5376])
+def test_rms_norm_is_right_and_knows_no_neighbours(width: int) -> None:
+    x, weight = normal(1, 64, width), normal(2, width)
+    x[1] = 0
+    x[2] *= 1e15
+    x[3] *= 1e-12
+    got = kernels.rms_norm(x.ravel(), 0, width, 64, width, 1e-6, weight, **GPU)
+    x64 = x.astype(np.float64)
+    want = x64 / np.sqrt((x64**2).mean(1, keepdims=True) + np.float64(np.float32(1e-6))) * weight
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-30)
+    plain = kernels.rms_norm(x.ravel(), 0, width, 64, width, 1e-6, **GPU)
+    for first, count in [(0, 1), (5, 1), (5, 7), (60, 4), (17, 33)]:
+        rows = np.ascontiguousarray(x[first : first + count])
+        part = kernels.rms_norm(rows.ravel(), 0, width, count, width, 1e-6, weight, **GPU)
+        np.testing.assert_array_equal(bits(part), bits(got[first : first + count]))
+        # Inside wider rows, at an odd place.
+        wide = np.full((count, width + 5), np.nan, np.float32)
+        wide[:, 3 : 3 + width] = rows
+        part = kernels.rms_norm(wide.ravel(), 3, width + 5, count, width, 1e-6, **GPU)
+        np.testing.assert_array_equal(bits(part), bits(plain[first : first + count]))
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "head_dim", "rotary_dim", "pair_offset"),
+    [(2, 128, 128, 64), (24, 256, 64, 32), (1, 6, 6, 3), (3, 40, 2, 1), (2, 64, 16, 32)],
+)
+def test_rope_turns_by_the_rows_position_alone(
+    num_heads: int, head_dim: int, rotary_dim: int, pair_offset: int
+) -> None:
+    positions = np.array([0, 1, 2, 63, 64, 1000, 32_767, 131_071, 262_143], np.uint32)
+    x = normal(3, len(positions), num_heads, head_dim)
+    frequencies = (1e7 ** (-np.arange(0, rotary_dim, 2) / rotary_dim)).astype(np.float32)
+    got = kernels.rope(x, positions, frequencies, pair_offset, **GPU)
+    host = kernels.rope(x, positions, frequencies, pair_offset)
+    np.testing.assert_allclose(got, host, rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(got[0], x[0])
+    num_pairs = rotary_dim // 2
+    still = np.ones(head_dim, bool)
+    still[:num_pairs] = still[pair_offset : pair_offset + num_pairs] = False
+    np.testing.assert_array_equal(got[..., still], x[..., still])
+    for row in (1, 8):
+        alone = kernels.rope(
+            x[row : row + 1].copy(), positions[row : row + 1], frequencies, pair_offset, **GPU
+        )
+        np.testing.assert_array_equal(bits(alone[0]), bits(got[row]))
+
+
+@pytest.mark.parametrize("kind", ["silu", "sigmoid"])
+@pytest.mark.parametrize("width", [1, 31, 768, 17408])
+def test_gates(kind: str, width: int) -> None:
+    x, y = 4 * normal(4, 33, width + 7), normal(5, 33, width)
+    x[0, 3] = 1e4
+    x[-1, 3] = -1e4
+    x[1, 3] = -90
+    got = kernels.gate(kind, x.ravel(), 3, width + 7, y, **GPU)
+    gate = x[:, 3 : 3 + width].astype(np.float64)
+    with np.errstate(over="ignore"):
+        sigmoid = 1 / (1 + np.exp(-gate))
+    want = sigmoid * y if kind == "sigmoid" else gate * sigmoid * y
+    # Where the sum of 1 and an exponential overflows, fp32 gives 0.
+    np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-37)
+    for row in (0, 1, 32):
+        alone = kernels.gate(kind, x[row], 3, width + 7, y[row : row + 1], **GPU)
+        np.testing.assert_array_equal(bits(alone[0]), bits(got[row]))
+
+
+@pytest.mark.parametrize("width", [20, 21, 5120])
+@pytest.mark.parametrize("num_taps", [1, 5, 16, 19])
+def test_taps_lie_side_by_side(num_taps: int, width: int) -> None:
+    taps = list(np.random.default_rng(6).integers(0, 2**32, (num_taps, 9, width), dtype=np.uint32))
+    for rows in ([0], [8, 2, 2, 0], [], list(range(9))):
+        got = kernels.gather_taps([tap.view(np.float32) for tap in taps], rows, **GPU)
+        want = np.concatenate([tap[np.array(rows, np.int64)] for tap in taps], axis=1)
+        np.testing.assert_array_equal(bits(got), want)
+
+
+def test_the_largest_logit_wins_as_on_the_host() -> None:
+    rng = np.random.default_rng(7)
+    pool = np.array([-np.inf, np.nan, -1.0, -0.0, 0.0, 1.0, 1.0, 2.0, np.inf], np.float32)
+    for vocab_size in (1, 2, 255, 4096, 4097, 8192, 20_000):
+        logits = rng.standard_normal((24, vocab_size)).astype(np.float32)
+        for row in range(20):
+            logits[row] = pool[rng.integers(0, 1 + row % 9, vocab_size)]
+        logits[20, -1] = 9
+        most = min(40, vocab_size - 1)
+        masked = [rng.permutation(vocab_size)[: rng.integers(0, most + 1)].tolist() for _ in range(24)]
+        masked[3] += masked[3] + [vocab_size, 2**32 - 1]
+        masked[4] = list(range(vocab_size - 1))
+        ids, best = kernels.greedy_argmax(logits, masked, **GPU)
+        host_ids, host_best = kernels.greedy_argmax(logits, masked)
+        np.testing.assert_array_equal(ids, host_ids)
+        np.testing.assert_array_equal(best, host_best)
+
+
+def test_wide_rows_tie_to_the_lowest_id() -> None:
+    logits = np.zeros((33, 248_320), np.float32)
+    for row in range(33):
+        logits[row, [row * 7000 + 11, 230_000, 248_319]] = 5
+    ids, best = kernels.greedy_argmax(logits, [[]] * 33, **GPU)
+    assert ids.tolist() == [min(row * 7000 + 11, 230_000) for row in range(33)]
+    assert (best == 5).all()
+    ids, _ = kernels.greedy_argmax(logits[:1], [[11, 230_000]], **GPU)
+    assert ids.tolist() == [248_319]
+
+
+def test_refused_arguments_name_themselves() -> None:
+    with pytest.raises(ValueError, match="`token_ids` must be below 37, got 37"):
+        kernels.embed_rows(np.zeros((37, 8), np.uint16), np.array([37], np.uint32), **GPU)
+    with pytest.raises(ValueError, match="must be below 3, got 3"):
+        kernels.greedy_argmax(np.zeros((1, 3), np.float32), [[0, 1, 2]], **GPU)
