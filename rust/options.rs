@@ -46,6 +46,8 @@ pub struct EngineOptions {
     pub tree_nodes: Vec<usize>,
     /// Passes through the 8-bit view before the exact one.
     pub q_passes: usize,
+    /// LM head of those passes: `auto`, `exact` or `int8`.
+    pub q_head: String,
     /// Measured cost of a step that verifies 1, 2, ... rows: trees grow only while rows pay. `None` = to full size.
     pub verify_costs: Option<Vec<f64>>,
     /// Estimated chance of acceptance below which a drafter with a confidence head stops; 0 = it does not.
@@ -99,6 +101,7 @@ impl EngineOptions {
         one_of("device", &self.device, &["auto", "cpu"])?;
         WeightFormat::named(&self.weight_format)?;
         one_of("head", &self.head, &["auto", "dense", "screened"])?;
+        one_of("q_head", &self.q_head, &["auto", "exact", "int8"])?;
         let value = |option, expected: &str, got: String| {
             Err(OptionError::Value {
                 option,

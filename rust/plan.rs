@@ -70,12 +70,13 @@ impl Limits {
             }
             .into());
         }
+        let head = resolve_head(options, config, backend)?;
         Ok(Self {
             max_model_len,
             max_num_seqs: options.max_num_seqs,
             max_step_rows: MAX_STEP_ROWS.max(MAX_PATH_ROWS),
-            head: resolve_head(options, config, backend)?,
-            speculation: speculation::resolve(options, drafter)?,
+            speculation: speculation::resolve(options, drafter, head)?,
+            head,
         })
     }
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from specpilot_rs import LLM, SamplingParams
+from specpilot_rs.demo import DFLASH2_DIR, TARGET_DIR
 from specpilot_rs.errors import OptionError
+
+from .kernels.bfloat16 import from_bits, to_bits
 
 NUM_TOKENS = 32
 PARAMS = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -104,6 +111,64 @@ def test_trees_of_other_sizes_change_nothing(
     # A marked path takes at most the first tree's rows, or its depth and the root, and the token after it.
     most = min(64, min(first, lengths[0] + 1) + second)
     assert second < max(num_rows) <= most
+
+
+@pytest.fixture(scope="module")
+def coarse_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo target with a head whose every channel has one large weight, in whose steps the others vanish.
+
+    It is the same one for all channels, so all logits move alike and the model still says something.
+    """
+    directory = tmp_path_factory.mktemp("coarse") / "target"
+    shutil.copytree(TARGET_DIR, directory)
+    config = json.loads((directory / "config.json").read_bytes())
+    (directory / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    index_file = directory / "model.safetensors.index.json"
+    index = json.loads(index_file.read_bytes())
+    first = (directory / index["weight_map"]["model.embed_tokens.weight"]).read_bytes()
+    header_len = int.from_bytes(first[:8], "little")
+    entry = json.loads(first[8:][:header_len])["model.embed_tokens.weight"]
+    begin, end = entry["data_offsets"]
+    values = np.frombuffer(first[8 + header_len :][begin:end], np.uint16).reshape(entry["shape"])
+    head = from_bits(values)
+    head[:, 0] += 40 * np.abs(head).max()
+    header = json.dumps({"lm_head.weight": {**entry, "data_offsets": [0, end - begin]}}).encode()
+    head_shard = len(header).to_bytes(8, "little") + header + to_bits(head).tobytes()
+    (directory / "head.safetensors").write_bytes(head_shard)
+    index["weight_map"]["lm_head.weight"] = "head.safetensors"
+    index_file.write_text(json.dumps(index))
+    return directory
+
+
+def test_a_wrong_estimate_costs_rows_and_no_token(coarse_target: Path, prompts: list[str]) -> None:
+    def generate(config: dict[str, Any] | None) -> list[Any]:
+        llm = LLM(str(coarse_target), speculative_config=config, head="screened", max_model_len=1024)
+        return llm.generate(prompts, PARAMS, use_tqdm=False)
+
+    plain = generate(None)
+    config = {"model": str(DFLASH2_DIR), "q_passes": 1}
+    exact, int8 = (generate({**config, "q_head": q_head}) for q_head in ("exact", "int8"))
+    for outputs in (exact, int8):
+        assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in plain]
+    assert passes(exact) < passes(int8)
+
+
+def test_estimates_of_a_usual_head_mark_as_well(prompts: list[str]) -> None:
+    num_passes = []
+    for q_head in ("exact", "int8"):
+        llm = demo({"method": "dflash2", "q_passes": 1, "q_head": q_head}, head="screened")
+        assert llm.describe()["q_head"] == q_head
+        num_passes.append(passes(llm.generate(prompts, PARAMS, use_tqdm=False)))
+    assert num_passes[1] <= 1.1 * num_passes[0]
+
+
+def test_the_int8_copy_serves_q_passes_unasked_where_there_is_one() -> None:
+    for head, q_head in (("screened", "int8"), ("dense", "exact")):
+        assert demo({"method": "dflash2", "q_passes": 1}, head=head).describe()["q_head"] == q_head
+    with pytest.raises(OptionError, match="q_head"):
+        demo({"method": "dflash2", "q_passes": 1, "q_head": "int8"}, head="dense")
+    with pytest.raises(OptionError, match="q_head 'q_view' is unknown"):
+        demo({"method": "dflash2", "q_head": "q_view"})
 
 
 @pytest.mark.parametrize("sizes", [[8, 8, 8], [], [0, 8], [1, 8], [8, 65], [8, True], "88", [8.0, 8]])

@@ -120,6 +120,7 @@ class LLM:
                 tree=speculation.tree,
                 tree_nodes=speculation.tree_nodes,
                 q_passes=speculation.q_passes,
+                q_head=speculation.q_head,
                 verify_costs=speculation.verify_costs,
                 min_confidence=speculation.min_confidence,
                 prompt_lookup_min=speculation.prompt_lookup_min,

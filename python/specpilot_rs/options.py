@@ -209,6 +209,7 @@ class EngineOptions:
         None, "Rows of a tree or of each pass's tree, root included; 1 is plain decoding."
     )
     q_passes: int = _option(0, "Passes through the 8-bit view before the exact one.")
+    q_head: str = _option("auto", "LM head of those passes: auto, exact or int8.")
     verify_costs: Sequence[float] | None = _option(
         None, "Cost of a step that verifies 1, 2, ... rows; trees grow while rows pay."
     )
@@ -221,7 +222,7 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         """Refuses values whose type Rust could not even read."""
-        for name in ("dtype", "device", "weight_format", "head"):
+        for name in ("dtype", "device", "weight_format", "head", "q_head"):
             _require(is_text(getattr(self, name)), name, "a string", getattr(self, name))
         for name, most, optional in (
             ("max_model_len", MAX_INTEGER, True),
@@ -315,6 +316,11 @@ class SpeculativeConfig:
         0,
         "Passes through the 8-bit view before the exact one: each marks a path, and a draft follows its end.",
     )
+    q_head: str = _option(
+        "auto",
+        "LM head of those passes: int8 (an INT8 copy taken at its word), exact, or auto (int8 where `head` "
+        "is screened and so has that copy).",
+    )
     tuning: str = _option(
         "auto", "auto (use a tuned profile where one is known; this release knows none) or off."
     )
@@ -332,6 +338,8 @@ class SpeculativeConfig:
         """Refuses what no model could honour."""
         _require_choice("method", self.method, METHODS)
         _require_choice("tree", self.tree, TREES)
+        _require_choice("q_head", self.q_head, ("auto", "exact", "int8"))
+        _require(self.q_head is not None, "q_head", "a string", None)
         if isinstance(self.model, os.PathLike):
             object.__setattr__(self, "model", os.fspath(self.model))
         for name in ("model", "revision"):

@@ -25,6 +25,7 @@ fn options(max_num_seqs: usize) -> EngineOptions {
         tree: None,
         tree_nodes: Vec::new(),
         q_passes: 0,
+        q_head: "auto".into(),
         verify_costs: None,
         min_confidence: 0.0,
         prompt_lookup: PromptLookup::default(),

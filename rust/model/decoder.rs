@@ -10,7 +10,7 @@ use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
 use crate::kernels::gate::{Gate, GateArgs, GateKind};
-use crate::kernels::lm_head_screen::ScreenedHead;
+use crate::kernels::lm_head_screen::{HeadScores, ScreenedHead};
 use crate::kernels::paths::RowPaths;
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use crate::kernels::sample_rows::RowSampler;
@@ -213,8 +213,8 @@ impl Decoder {
         self.head.last_logits()
     }
 
-    /// Greedy tokens of chosen rows of the last forward, `masked` listing the ids that each may not choose; screened
-    /// where the engine screens.
+    /// Greedy tokens by `scores` of chosen rows of the last forward, `masked` listing the ids that each may not choose;
+    /// by the INT8 copy where the engine has one.
     ///
     /// # Errors
     /// [`KernelError`] when a kernel refuses its arguments.
@@ -223,10 +223,11 @@ impl Decoder {
         device: &Device,
         rows: &[u32],
         masked: &[&[u32]],
+        scores: HeadScores,
     ) -> Result<TokenChoices, KernelError> {
         let hidden = &self.workspace.hidden;
         self.head
-            .choose(device, &self.weights, hidden, rows, masked)
+            .choose(device, &self.weights, hidden, rows, masked, scores)
     }
 
     /// Tokens after chosen rows by all logits, which [`Self::last_logits`] then gives: the greedy ones, or as each row's

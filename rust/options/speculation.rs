@@ -63,6 +63,25 @@ impl FromStr for TreePolicy {
     }
 }
 
+/// The LM head of Q passes, whose choices mark a path and decide nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QHead {
+    /// That of exact passes.
+    Exact,
+    /// The INT8 copy that exact passes screen with, taken at its word.
+    Int8,
+}
+
+impl QHead {
+    /// The value of the option `q_head`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Int8 => "int8",
+        }
+    }
+}
+
 /// What scores a proposal should hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DraftScores {
@@ -81,6 +100,8 @@ pub struct SpeculationPlan {
     /// the exact pass; those before it to Q passes, which go through the 8-bit view of the weights, mark a path, and are
     /// followed by a draft from its end.
     pub trees: Vec<TreePlan>,
+    /// What greedy choices of a Q pass go by.
+    pub q_head: QHead,
 }
 
 impl SpeculationPlan {
@@ -88,6 +109,7 @@ impl SpeculationPlan {
     pub fn plain() -> Self {
         Self {
             trees: vec![TreePlan::PLAIN],
+            q_head: QHead::Exact,
         }
     }
 

@@ -5,21 +5,23 @@
 use crate::drafter::config::DrafterConfig;
 use crate::error::{DrafterError, OptionError, Result};
 use crate::kernels::paths::MAX_PATH_ROWS;
+use crate::model::head::HeadPath;
 use crate::options::EngineOptions;
 use crate::options::speculation::{
-    DraftScores, SpeculationPlan, TreePlan, TreePolicy, VerifyCosts,
+    DraftScores, QHead, SpeculationPlan, TreePlan, TreePolicy, VerifyCosts,
 };
 
 /// Rows of a tree when nothing is said: acceptance gains little beyond, cost grows with every row.
 const USUAL_TREE_NODES: usize = 32;
 
-/// Resolves the trees that `options` ask for; without a drafter that is plain decoding.
+/// Resolves what `options` ask for where exact passes take `head`; without a drafter that is plain decoding.
 ///
 /// # Errors
 /// [`OptionError`] for values that do not fit each other, [`DrafterError`] when the drafter cannot serve them.
 pub(super) fn resolve(
     options: &EngineOptions,
     drafter: Option<&DrafterConfig>,
+    head: HeadPath,
 ) -> Result<SpeculationPlan> {
     let named = options
         .tree
@@ -76,8 +78,21 @@ pub(super) fn resolve(
             verify_costs: verify_costs.clone(),
         })
     };
+    let q_head = match (options.q_head.as_str(), head) {
+        ("exact", _) | ("auto", HeadPath::Dense) => QHead::Exact,
+        (_, HeadPath::Screened) => QHead::Int8,
+        (_, HeadPath::Dense) => {
+            return Err(OptionError::Value {
+                option: "q_head",
+                expected: "exact or auto where head is dense, which makes no INT8 copy".into(),
+                got: format!("{:?}", options.q_head),
+            }
+            .into());
+        }
+    };
     let plan = SpeculationPlan {
         trees: (0..=options.q_passes).map(tree).collect::<Result<_>>()?,
+        q_head,
     };
     match &verify_costs {
         Some(costs) if costs.max_rows() < plan.pass_rows() => Err(OptionError::Value {

@@ -226,6 +226,7 @@ pub(super) fn extract_options(options: &Bound<'_, PyAny>) -> PyResult<EngineOpti
         tree: options.getattr("tree")?.extract()?,
         tree_nodes: sizes_of(options, "tree_nodes")?,
         q_passes: options.getattr("q_passes")?.extract()?,
+        q_head: options.getattr("q_head")?.extract()?,
         min_confidence: options.getattr("min_confidence")?.extract()?,
         verify_costs: options.getattr("verify_costs")?.extract()?,
         prompt_lookup: PromptLookup {
@@ -323,6 +324,7 @@ impl Description {
         dict.set_item("tree", speculating.then(|| policy.name()))?;
         dict.set_item("tree_nodes", sizes(py, speculation, |t| t.tree_nodes)?)?;
         dict.set_item("q_passes", speculation.q_passes())?;
+        dict.set_item("q_head", speculation.q_head.name())?;
         let draft_lengths = sizes(py, speculation, |tree| tree.num_draft_tokens)?;
         dict.set_item("num_speculative_tokens", draft_lengths)?;
         Ok(dict)

@@ -54,7 +54,7 @@ pub fn decode_step(
     let stems = draft::stems(pair, batch);
     let mut trees = draft_trees(pair, &plan.trees[0], stems)?;
     for next in &plan.trees[1..] {
-        let marked = q_pass::mark(pair, requests, trees)?;
+        let marked = q_pass::mark(pair, requests, plan.q_head, trees)?;
         trees = draft_trees(pair, next, marked)?;
     }
     let verified = verify::verify(pair, requests, trees)?;

@@ -6,7 +6,9 @@ use pyo3::prelude::*;
 
 use super::{buffer, packed, run};
 use crate::device::Buffer;
-use crate::kernels::lm_head_screen::{LmHeadScreen, LmHeadScreenArgs, ScreenedHead, intervals};
+use crate::kernels::lm_head_screen::{
+    HeadScores, LmHeadScreen, LmHeadScreenArgs, ScreenedHead, intervals,
+};
 use crate::kernels::simd;
 
 /// Token ids, their logits, survivors, fallbacks and gaps, one per row.
@@ -19,15 +21,17 @@ type Decisions<'py> = (
 );
 
 /// Greedy ids of `x @ weight.T`; `masked` lists the forbidden ids of each row. Gaps between the two largest logits on
-/// request.
+/// request. With `estimates`
+/// the ids are those of the INT8 copy alone.
 #[pyfunction]
-#[pyo3(signature = (x, weight, masked, with_gap=false))]
+#[pyo3(signature = (x, weight, masked, with_gap=false, estimates=false))]
 pub(super) fn lm_head_screen<'py>(
     py: Python<'py>,
     x: PyReadonlyArray2<'py, f32>,
     weight: PyReadonlyArray2<'py, u16>,
     masked: Vec<Vec<u32>>,
     with_gap: bool,
+    estimates: bool,
 ) -> PyResult<Decisions<'py>> {
     let num_rows = x.as_array().nrows();
     let (x, exact) = (buffer(&x)?, packed(&weight)?);
@@ -46,6 +50,10 @@ pub(super) fn lm_head_screen<'py>(
             num_rows,
             head: &head,
             exact: &exact,
+            scores: match estimates {
+                true => HeadScores::Estimates,
+                false => HeadScores::Logits,
+            },
             masked: &masked,
             dense_logits: &mut dense_logits,
             token_ids: &mut token_ids,
