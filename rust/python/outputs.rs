@@ -71,7 +71,8 @@ impl From<request::Metrics> for EngineMetrics {
     }
 }
 
-/// What one decode pass drafted and accepted.
+/// What one decode pass drafted and accepted: its tree (the marked path first; parent -1 is the root), and the greedy walk
+/// and the likeliest tokens of each position of the last draft, which follows the marked path.
 #[pyclass(frozen, get_all, module = "specpilot_rs._core")]
 pub struct RoundRecord {
     anchor_position: usize,

@@ -43,6 +43,7 @@ def draw(report: Mapping[str, Any]) -> bytes:
     """
     require_matplotlib()
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     num_rows = len(report["configurations"])
     height = max(_LEAST_HEIGHT_INCHES, 1.4 + _INCHES_PER_CONFIGURATION * num_rows)
@@ -52,6 +53,7 @@ def draw(report: Mapping[str, Any]) -> bytes:
     colours = {drafter: f"C{index % 10}" for index, drafter in enumerate(drafters)}
     _draw_taus(left, report, colours)
     _draw_positions(right, report, colours)
+    right.xaxis.set_major_locator(MaxNLocator(integer=True))
     num_prompts = overall(report["configurations"][0])["num_prompts"]
     figure.suptitle(
         f"{report['target']}: {num_prompts} prompts, up to {report['max_tokens']} tokens each"
