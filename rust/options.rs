@@ -170,9 +170,13 @@ impl EngineOptions {
                 return value("tree_nodes", "1..=64", tree_nodes.to_string());
             }
         }
-        if let [marked @ .., _] = self.tree_nodes.as_slice()
-            && marked.contains(&1)
-        {
+        // One size stands for all trees.
+        let in_q_passes = match self.tree_nodes.as_slice() {
+            [size] if self.q_passes > 0 => std::slice::from_ref(size),
+            [marked @ .., _] => marked,
+            [] => &[],
+        };
+        if in_q_passes.contains(&1) {
             let expected = "2..=64 for a tree in which a Q pass marks a path";
             return value("tree_nodes", expected, format!("{:?}", self.tree_nodes));
         }

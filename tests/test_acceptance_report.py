@@ -15,9 +15,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from specpilot_rs import LLM, OptionError, SamplingParams, SpeculativeConfig, cli
+from specpilot_rs import LLM, OptionError, RequestError, SamplingParams, SpeculativeConfig, cli
 from specpilot_rs.bench import plot
-from specpilot_rs.bench.acceptance import AcceptanceRun, BenchPrompt, Configuration, PromptSet
+from specpilot_rs.bench.acceptance import (
+    AcceptanceRun,
+    BenchPrompt,
+    Configuration,
+    PromptSet,
+    read_prompt_sets,
+)
 from specpilot_rs.bench.report import build_report, report_text
 from specpilot_rs.bench.resampling import Resampling, interval
 from specpilot_rs.bench.rounds import ORACLES, PromptCounts, oracle_tokens
@@ -515,6 +521,13 @@ def test_bad_input_is_one_line(prompt_files: list[Path], tmp_path: Path):
         (arguments(prompt_files, "--limit", "0"), "limit"),
         (arguments(prompt_files, "--drafter", "ngram", "--drafter", "ngram"), "given once"),
         (arguments(prompt_files, "--output", tmp_path / "no" / "a.json"), "does not exist"),
+        (arguments(prompt_files, "--output", prompt_files[0]), "write these elsewhere"),
+        (arguments(prompt_files, "--output", tmp_path / "a", "--plot", tmp_path / "a"), "elsewhere"),
+        (arguments(prompt_files, "--drafter", "dflash2", "--drafter", "dspark"), "drafters have files"),
+        (arguments(prompt_files, "--drafter", tmp_path / "nothing"), "no such directory"),
+        (arguments(prompt_files, "--tree-nodes", "16,x"), "as in 16,48"),
+        (arguments(prompt_files, "--tree-nodes", "16,48"), "one for each of the 1 trees"),
+        (arguments(prompt_files, "--num-speculative-tokens", "64"), "1..=63"),
         (["bench", "--demo", "--prompts", prompt_files[0]], "--acceptance"),
         (["bench", "--acceptance", "--model", "x", "--prompts", prompt_files[0]], "ngram"),
     ):
@@ -539,6 +552,37 @@ def test_errors_of_a_run_reach_the_shell(prompt_files: list[Path], tmp_path: Pat
     assert "no such" in specpilot_error(arguments(prompt_files, "--drafter", tmp_path / "nothing"))
     impossible = arguments(prompt_files[:1], "--drafter", "ngram", "--tree", "ddtree", "--max-tokens", "2")
     assert "no configuration can be measured: ngram ddtree 32: tree" in specpilot_error(impossible)
+
+
+def test_all_prompts_are_checked_before_any_is_decoded(tmp_path: Path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "def"}\n{"prompt_token_ids": [8192]}\n', encoding="utf-8")
+    run = AcceptanceRun(demo, read_prompt_sets([prompts]), [], PARAMS)
+    decoded: list[int] = []
+    run.progress.advance = decoded.append  # type: ignore[method-assign]
+    with pytest.raises(RequestError, match="prompts, prompt 2: prompt token 0 is 8192"):
+        run.measure()
+    assert decoded == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
+def test_a_full_disk_takes_the_file_and_not_the_table(prompt_files: list[Path]):
+    shape = (
+        "--limit",
+        "1",
+        "--max-tokens",
+        "4",
+        "--q-passes",
+        "1",
+        "--tree",
+        "spine",
+        "--tree-nodes",
+        "8,16",
+    )
+    result = specpilot(*arguments(prompt_files[:1], *shape, "--output", "/dev/full"))
+    assert result.returncode == 2
+    assert result.stderr.decode().splitlines()[-1] == "error: [Errno 28] No space left on device"
+    assert "dflash2 spine 8/16 + 1Q" in result.stdout.decode()
 
 
 def specpilot_error(given: list[str | Path]) -> str:

@@ -74,6 +74,12 @@ def test_help_is_cheap(arguments: list[str]):
     assert "Usage:" in result.stdout
 
 
+def test_the_extension_loads_numpy_itself():
+    """Numpy that loads at the first array in Rust would make a panic of Ctrl-C."""
+    code = "import sys, specpilot_rs._core; assert 'numpy' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+
+
 def test_version():
     assert specpilot("--version").stdout.decode().strip() == __version__
 
@@ -90,6 +96,9 @@ def test_prompts_from_everywhere(tmp_path: Path, text: str):
         specpilot(*common, PROMPT, "--stream"),
         specpilot(*common, PROMPT, "--no-speculation"),
         specpilot(*common, PROMPT, "--tree", "chain", "--num-threads", "1"),
+        specpilot(
+            *common, PROMPT, "--q-passes", "1", "--tree-nodes", "8,16", "--num-speculative-tokens", "4"
+        ),
         specpilot("generate", "--model", TARGET_DIR, "--max-tokens", "12", PROMPT),
         specpilot(*common, PROMPT, "--weight-format", "w12", "--head", "screened"),
         specpilot(*common, PROMPT, "--gpu-memory-utilization", "0.5", "--num-threads", "1"),
@@ -97,7 +106,8 @@ def test_prompts_from_everywhere(tmp_path: Path, text: str):
     ):
         assert result.returncode == 0, result.stderr
         assert result.stdout.decode() == text + "\n"
-        assert b"target passes" in result.stderr
+        # The first of 12 tokens comes from the prompt's pass.
+        assert b"12 tokens, 11 of them in " in result.stderr
 
 
 def test_options_of_the_engine_reach_it():

@@ -165,6 +165,7 @@ def test_estimates_of_a_usual_head_mark_as_well(prompts: list[str]) -> None:
 def test_the_int8_copy_serves_q_passes_unasked_where_there_is_one() -> None:
     for head, q_head in (("screened", "int8"), ("dense", "exact")):
         assert demo({"method": "dflash2", "q_passes": 1}, head=head).describe()["q_head"] == q_head
+    assert demo({"method": "dflash2"}).describe()["q_head"] is None
     with pytest.raises(OptionError, match="q_head"):
         demo({"method": "dflash2", "q_passes": 1, "q_head": "int8"}, head="dense")
     with pytest.raises(OptionError, match="q_head 'q_view' is unknown"):

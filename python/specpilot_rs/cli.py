@@ -28,6 +28,7 @@ try:
     )
     from specpilot_rs.output_file import writable, writing
     from specpilot_rs.prompt_input import json_object, open_stdin, prompt_of, read_prompts
+    from specpilot_rs.size_argument import METAVAR, parse_sizes
 except KeyboardInterrupt:  # `main`, which answers it from then on, is not there yet
     sys.exit(130)
 
@@ -55,9 +56,14 @@ DrafterOption = Annotated[
 ]
 MethodOption = Annotated[str | None, typer.Option(help=help_of(SpeculativeConfig, "method"))]
 TreeOption = Annotated[str | None, typer.Option(help=help_of(SpeculativeConfig, "tree"))]
-TreeNodesOption = Annotated[int | None, typer.Option(help=help_of(SpeculativeConfig, "tree_nodes"))]
+TreeNodesOption = Annotated[
+    Any, typer.Option(parser=parse_sizes, metavar=METAVAR, help=help_of(SpeculativeConfig, "tree_nodes"))
+]
 DraftLengthOption = Annotated[
-    int | None, typer.Option(help=help_of(SpeculativeConfig, "num_speculative_tokens"))
+    Any,
+    typer.Option(
+        parser=parse_sizes, metavar=METAVAR, help=help_of(SpeculativeConfig, "num_speculative_tokens")
+    ),
 ]
 QPassesOption = Annotated[int | None, typer.Option(help=help_of(SpeculativeConfig, "q_passes"))]
 PlainOption = Annotated[bool, typer.Option("--no-speculation", help="Decode plainly.")]
@@ -519,9 +525,12 @@ def _report(outputs: list[RequestOutput], before: str = "") -> None:
 
     num_tokens = sum(output.metrics.num_output_tokens for output in outputs)
     num_passes = sum(output.metrics.num_target_passes for output in outputs)
+    # A prompt's own pass gives the first token of its output, and is not among these passes.
+    num_later = sum(max(0, output.metrics.num_output_tokens - 1) for output in outputs)
     typer.echo(before, nl=False)
     typer.echo(
-        f"{num_tokens} tokens in {num_passes} target passes ({tokens_per_pass(outputs):.2f} per pass)",
+        f"{num_tokens} tokens, {num_later} of them in {num_passes} target passes after those of prompts "
+        f"({tokens_per_pass(outputs):.2f} per pass)",
         err=True,
     )
 

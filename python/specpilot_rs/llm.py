@@ -448,7 +448,10 @@ def _drafter_directory(speculation: SpeculativeConfig | None) -> str | None:
     if speculation is None or speculation.method == "ngram":
         return None
     if speculation.model is None:
-        raise OptionError("speculative_config needs `model`, the drafter's directory or hub id")
+        raise OptionError(
+            "speculative_config needs `model`, the drafter's directory or hub id, "
+            "or method 'ngram', which has none"
+        )
     return str(model_directory(speculation.model, speculation.revision))
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import numbers
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -123,6 +124,7 @@ MAX_INTEGER = 2**31 - 1
 _MAX_THREADS = 256
 _MAX_Q_PASSES = 8
 _MAX_TREE_NODES = 64
+_MAX_DRAFT_TOKENS = _MAX_TREE_NODES - 1
 _MAX_LOOKUP = 64
 
 _Refuse = Callable[[str, str, object], NoReturn]
@@ -138,9 +140,10 @@ def as_integer(value: object) -> int | None:
         return None
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
+    """Says whether a value, of any library, is a finite number and no truth value."""
     try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # an integer beyond all floats
         return False
 
@@ -242,11 +245,15 @@ class EngineOptions:
             "a number above 0 and at most 1",
             share,
         )
+        object.__setattr__(self, "gpu_memory_utilization", float(share))
 
 
 def _set_sizes(options: EngineOptions | SpeculativeConfig) -> None:
     """Checks what may be one number for all trees or one for each."""
-    for name, most in (("num_speculative_tokens", MAX_INTEGER), ("tree_nodes", _MAX_TREE_NODES)):
+    for name, most in (
+        ("num_speculative_tokens", _MAX_DRAFT_TOKENS),
+        ("tree_nodes", _MAX_TREE_NODES),
+    ):
         value = getattr(options, name)
         sizes = integers_of(value)
         if sizes is None:
@@ -276,13 +283,9 @@ def _require_choice(name: str, value: str | None, valid: Sequence[str]) -> None:
 def _costs_of(value: Sequence[float] | None) -> tuple[float, ...] | None:
     if value is None:
         return None
-    if (
-        isinstance(value, Sequence)
-        and not isinstance(value, str | bytes)
-        and value
-        and all(_is_number(cost) and cost > 0 for cost in value)
-    ):
-        return tuple(float(cost) for cost in value)
+    costs = _items_of(value)
+    if costs and all(_is_number(cost) and cost > 0 for cost in costs):
+        return tuple(map(float, costs))
     _refuse_option("verify_costs", "positive costs of steps with 1, 2, ... rows, or None", value)
 
 
@@ -357,10 +360,17 @@ class SpeculativeConfig:
                 'left out unless method is "ngram"',
                 getattr(self, name),
             )
+        for name in ("model", "revision"):
+            _require(
+                self.method != "ngram" or getattr(self, name) is None,
+                name,
+                "left out for method ngram, which has none",
+                getattr(self, name),
+            )
         _require(
-            self.method != "ngram" or self.model is None,
+            self.model not in METHODS or os.path.isdir(self.model),
             "model",
-            "left out for method ngram, which has none",
+            "a drafter's directory or hub id; the name of a method is for `method`",
             self.model,
         )
         object.__setattr__(self, "verify_costs", _costs_of(self.verify_costs))
@@ -370,6 +380,7 @@ class SpeculativeConfig:
             "a number from 0 to below 1",
             self.min_confidence,
         )
+        object.__setattr__(self, "min_confidence", float(self.min_confidence))
         _require(
             isinstance(self.tuning, str) and self.tuning in ("auto", "off"),
             "tuning",
@@ -512,17 +523,24 @@ class SamplingParams:
 
 def integers_of(items: object) -> list[int] | None:
     """Returns the integers of a list, a tuple or an integer array, or None for anything else."""
-    if isinstance(items, str | bytes | bytearray) or not isinstance(items, Sequence):
-        shape = getattr(items, "shape", None)
-        if not isinstance(shape, tuple) or len(shape) != 1:
-            return None
     ids = []
-    for item in items:  # type: ignore[attr-defined]
+    listed = _items_of(items)
+    for item in () if listed is None else listed:
         number = as_integer(item)
         if number is None:
             return None
         ids.append(number)
-    return ids
+    return None if listed is None else ids
+
+
+def _items_of(value: object) -> list[Any] | None:
+    """Returns the items of a list, a tuple or an array of one dimension, or None for anything else."""
+    if isinstance(value, str | bytes | bytearray) or not isinstance(value, Sequence):
+        shape = getattr(value, "shape", None)
+        if not isinstance(shape, tuple) or len(shape) != 1:
+            return None
+    items: Iterable[Any] = value  # type: ignore[assignment]
+    return list(items)
 
 
 def _is_same(value: object, only: object) -> bool:

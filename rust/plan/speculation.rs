@@ -43,6 +43,12 @@ pub(super) fn resolve(
         false => TreePolicy::DdTree,
     });
     let scores = scores_for(policy, drafter)?;
+    if options.min_confidence > 0.0 && !drafter.has_confidence_head() {
+        return Err(DrafterError::NoConfidenceHead {
+            method: drafter.method(),
+        }
+        .into());
+    }
     // One size stands for all trees.
     let size = |sizes: &[usize], tree: usize| sizes.get(tree).or(sizes.first()).copied();
     let tree = |tree: usize| -> Result<TreePlan> {

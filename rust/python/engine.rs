@@ -332,7 +332,8 @@ impl Description {
         dict.set_item("tree", speculating.then(|| policy.name()))?;
         dict.set_item("tree_nodes", sizes(py, speculation, |t| t.tree_nodes)?)?;
         dict.set_item("q_passes", speculation.q_passes())?;
-        dict.set_item("q_head", speculation.q_head.name())?;
+        let has_q_passes = speculation.q_passes() > 0;
+        dict.set_item("q_head", has_q_passes.then(|| speculation.q_head.name()))?;
         let draft_lengths = sizes(py, speculation, |tree| tree.num_draft_tokens)?;
         dict.set_item("num_speculative_tokens", draft_lengths)?;
         Ok(dict)

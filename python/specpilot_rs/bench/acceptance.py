@@ -9,7 +9,7 @@ time, so that no row budget is shared and a tree is as large as it may be.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -169,7 +169,12 @@ class AcceptanceRun:
 
     def plain_token_ids(self) -> list[list[list[int]]]:
         """Returns the tokens of plain decoding, per set and prompt."""
-        outputs = self._decode(self.open_llm(None), record_rounds=False)
+        llm = self.open_llm(None)
+        for prompt_set, prompt in self._prompts():
+            with naming(f"{prompt_set.name}, prompt {prompt.name}"):
+                # A stream is checked when it is asked for, and decodes nothing until it is read.
+                llm.stream(self._ready(llm, prompt.prompt), self.params).close()
+        outputs = self._decode(llm, record_rounds=False)
         return [[output.outputs[0].token_ids for output in of_set] for of_set in outputs]
 
     def _measure(self, configuration: Configuration, plain: list[list[list[int]]]) -> str:
@@ -201,6 +206,11 @@ class AcceptanceRun:
         self.skipped.append(SkippedConfiguration(configuration.name, reason))
         self.progress.advance(self.num_prompts)
         return f"{configuration.name}: skipped, {reason}"
+
+    def _prompts(self) -> Iterator[tuple[PromptSet, BenchPrompt]]:
+        for prompt_set in self.prompt_sets:
+            for prompt in prompt_set.prompts:
+                yield prompt_set, prompt
 
     def _decode(self, llm: LLM, *, record_rounds: bool) -> list[list[RequestOutput]]:
         outputs: list[list[RequestOutput]] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +25,7 @@ from specpilot_rs.options import (
     option_error,
 )
 from specpilot_rs.output_file import writable, writing
+from specpilot_rs.size_argument import METAVAR, parse_sizes
 
 if TYPE_CHECKING:
     from specpilot_rs.bench.acceptance import AcceptanceRun, Configuration
@@ -63,13 +64,21 @@ def bench(
         typer.Option(help=help_of(SpeculativeConfig, "tree") + " Repeatable; all if left out."),
     ] = None,
     tree_nodes: Annotated[
-        list[int] | None, typer.Option(help=help_of(SpeculativeConfig, "tree_nodes") + " Repeatable.")
+        list[Any] | None,
+        typer.Option(
+            parser=parse_sizes,
+            metavar=METAVAR,
+            help=help_of(SpeculativeConfig, "tree_nodes") + " Repeatable.",
+        ),
     ] = None,
     q_passes: Annotated[
         list[int] | None, typer.Option(help=help_of(SpeculativeConfig, "q_passes") + " Repeatable.")
     ] = None,
     num_speculative_tokens: Annotated[
-        int | None, typer.Option(help=help_of(SpeculativeConfig, "num_speculative_tokens"))
+        Any,
+        typer.Option(
+            parser=parse_sizes, metavar=METAVAR, help=help_of(SpeculativeConfig, "num_speculative_tokens")
+        ),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help=help_of(SamplingParams, "max_tokens"))] = _MAX_TOKENS,
     ignore_eos: Annotated[
@@ -107,11 +116,12 @@ def bench(
         list(itertools.product(q_passes or [0], tree_nodes or [_USUAL_TREE_NODES], tree or TREES)),
         num_speculative_tokens,
     )
-    if plot is not None:
-        require_matplotlib()
     files = {
         kind: None if path is None else writable(path) for kind, path in (("json", output), ("png", plot))
     }
+    _refuse_to_overwrite(prompts, files)
+    if plot is not None:
+        require_matplotlib()
 
     def open_llm(speculation: SpeculativeConfig | None) -> LLM:
         from specpilot_rs.llm import LLM
@@ -126,9 +136,11 @@ def bench(
         }
         return LLM.demo(**options) if model is None else LLM(model, **options)
 
+    prompt_sets = read_prompt_sets(prompts, limit)
+    _find(drafters, demo)
     run = AcceptanceRun(
         open_llm=open_llm,
-        prompt_sets=read_prompt_sets(prompts, limit),
+        prompt_sets=prompt_sets,
         configurations=configurations,
         params=SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, detokenize=False),
         as_chat=chat,
@@ -144,18 +156,46 @@ def bench(
     _measure(run, settings, seed, files, as_json)
 
 
+def _refuse_to_overwrite(prompts: Sequence[Path], files: Mapping[str, Path | None]) -> None:
+    """Results go to files of their own."""
+    taken = {path.resolve() for path in prompts}
+    for path in files.values():
+        if path is None or not (path.is_file() or not path.exists()):  # devices take any number of writers
+            continue
+        if path in taken:
+            raise option_error(f"{path} is a file of prompts or of other results; write these elsewhere")
+        taken.add(path)
+
+
+def _has_files(drafter: str) -> bool:
+    # A directory of a method's name is a drafter like any other.
+    return drafter not in METHODS or os.path.isdir(drafter)
+
+
+def _find(drafters: Sequence[str], demo: bool) -> None:
+    """Fails where a drafter is not to be had, which is better known before hours of decoding than after."""
+    from specpilot_rs.hub import model_directory
+
+    for drafter in drafters:
+        if _has_files(drafter):
+            model_directory(drafter)
+        elif drafter != "ngram" and not (demo and drafter == "dflash2"):
+            raise option_error(
+                f"{drafter!r} is a method whose drafters have files; give a directory or hub id of one"
+            )
+
+
 def _configurations(
     drafters: Sequence[str],
-    shapes: Sequence[tuple[int, int, str]],
-    num_speculative_tokens: int | None,
+    shapes: Sequence[tuple[int, Any, str]],
+    num_speculative_tokens: Any,
 ) -> list[Configuration]:
     """Every drafter with every shape of trees: Q passes, nodes, policy."""
     from specpilot_rs.bench.acceptance import Configuration
 
     configurations = []
     for name, drafter in zip(_short_names(drafters), drafters, strict=True):
-        # A directory of a method's name is a drafter like any other.
-        has_files = drafter not in METHODS or os.path.isdir(drafter)
+        has_files = _has_files(drafter)
         for q_passes, tree_nodes, tree in shapes:
             speculation = SpeculativeConfig(
                 model=drafter if has_files else None,
@@ -226,15 +266,14 @@ def _publish(
     from specpilot_rs.bench.table import table
 
     report = build_report(run, settings, seed)
-    if (path := files["json"]) is not None:
-        with writing(path) as handle:
-            handle.write(report_text(report).encode())
-    if (path := files["png"]) is not None:
-        picture = draw(report)
-        with writing(path) as handle:
-            handle.write(picture)
-    if as_json:
-        typer.echo(json.dumps(report))
-        return
-    for line in table(report):
-        typer.echo(line)
+    try:
+        if (path := files["json"]) is not None:
+            with writing(path) as handle:
+                handle.write(report_text(report).encode())
+        if (path := files["png"]) is not None:
+            picture = draw(report)
+            with writing(path) as handle:
+                handle.write(picture)
+    finally:  # a full disk takes the files, not what was measured
+        for line in [json.dumps(report)] if as_json else table(report):
+            typer.echo(line)

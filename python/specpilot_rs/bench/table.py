@@ -20,6 +20,13 @@ _COLUMNS = (
     "wasted",
     "Q agrees",
 )
+_LEGEND = (
+    "tau: tokens per exact pass, prompt passes excluded, with its 95 % interval over prompts",
+    "oracles: tau if passes accepted all that drafts hold of the target's text, along the draft's likeliest",
+    "path (chain) or through any of 16 candidates of each of the first 8 or 16 positions (top-16)",
+    "candidates: per drafted position; rows: verified per pass, root included; wasted: share of them off the",
+    "accepted path; Q agrees: share of the tokens marked by Q passes that exact passes accepted",
+)
 _NUM_POSITIONS_SHOWN = 12
 
 
@@ -39,6 +46,8 @@ def table(report: Mapping[str, Any]) -> Iterator[str]:
         yield ""
     yield "accepted at position 1, 2, ... in percent; passes that accepted 0, 1, 2, ... drafts"
     yield from _aligned([_lengths(item) for item in configurations], num_words=3)
+    yield ""
+    yield from _LEGEND
     for item in report["skipped"]:
         yield f"skipped {item['name']}: {item['reason']}"
 
