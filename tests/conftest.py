@@ -1,6 +1,7 @@
 """Fixtures shared by all tests: the demo pair, test data, benchmark prompts, lines for the closing report."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,12 @@ REPORT = pytest.StashKey[list[str]]()
 
 
 def pytest_configure(config):
+    # Most tests hold fp32 values of the host backend, and `auto` would take a GPU that is there: it is
+    # hidden unless its own tests are asked for by their folder (`make test-cuda`).
+    folder = Path(__file__).parent / "cuda"
+    asked = [Path(argument.split("::")[0]).resolve() for argument in config.args]
+    if not asked or not all(path.is_relative_to(folder) for path in asked):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     config.stash[REPORT] = []
 
 
