@@ -110,8 +110,12 @@ impl Kernel for GreedyArgmax {
                 &params,
             )?;
         }
-        args.token_ids[..num_rows].copy_from_slice(&launcher.read_scratch(0, num_rows)?);
-        args.best_logits[..num_rows].copy_from_slice(&launcher.read_scratch(logits_at, num_rows)?);
+        let results = launcher.read_scratch::<u32>(0, 2 * num_rows)?;
+        let (token_ids, logits) = results.split_at(num_rows);
+        args.token_ids[..num_rows].copy_from_slice(token_ids);
+        for (best, bits) in args.best_logits.iter_mut().zip(logits) {
+            *best = f32::from_bits(*bits);
+        }
         Ok(())
     }
 }

@@ -60,6 +60,7 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "row_paths.cuh",
     "skinny_matmul.cuh",
     "slice_sums.cuh",
+    "top_keys.cuh",
     "w12_decode.cuh"
 ];
 
