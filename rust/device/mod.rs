@@ -5,9 +5,11 @@
 
 mod buffer;
 pub mod cuda;
+mod graphs;
 mod staged;
 
 pub use buffer::{Buffer, Element};
+pub use graphs::Graphs;
 pub use staged::Staged;
 
 use std::sync::atomic::{AtomicU64, Ordering};

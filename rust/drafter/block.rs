@@ -131,7 +131,30 @@ impl Block {
         num_rows * row_len
     }
 
-    /// Final-norm outputs `[num_levels, anchors, hidden_size]` of a block that drafts `num_levels` positions.
+    /// Writes down the rows of blocks after `anchors` that draft `num_levels` positions.
+    pub(super) fn look_from(
+        &mut self,
+        device: &Device,
+        config: &BlockConfig,
+        anchors: &[DraftAnchor],
+        num_levels: usize,
+    ) -> Result<()> {
+        let block_size = config.num_rows(num_levels);
+        self.lists.fill(device, config, anchors, block_size)
+    }
+
+    /// Where the lists of [`look_from`](Self::look_from) lie.
+    pub(super) fn lists(&self) -> [Option<u64>; 2] {
+        [&self.lists.token_ids, &self.lists.positions].map(Staged::cuda_address)
+    }
+
+    /// Final-norm outputs of the last [`forward`](Self::forward).
+    pub(super) fn hidden(&self) -> &Buffer<f32> {
+        &self.input
+    }
+
+    /// Computes [`hidden`](Self::hidden) `[num_levels, anchors, hidden_size]` of the blocks of the last
+    /// [`look_from`](Self::look_from).
     pub(super) fn forward(
         &mut self,
         device: &Device,
@@ -140,11 +163,10 @@ impl Block {
         embed: &PackedBf16,
         anchors: &[DraftAnchor],
         num_levels: usize,
-    ) -> Result<&Buffer<f32>> {
+    ) -> Result<()> {
         let config = model.config;
         let num_blocks = anchors.len();
         let block_size = config.num_rows(num_levels);
-        self.lists.fill(device, config, anchors, block_size)?;
         let rows = Rows {
             num_rows: block_size * num_blocks,
             block_size,
@@ -177,7 +199,7 @@ impl Block {
                 y: &mut self.input,
             },
         )?;
-        Ok(&self.input)
+        Ok(())
     }
 
     fn attend(

@@ -12,10 +12,10 @@ use super::context_length::ContextLength;
 use super::weights::BlockWeights;
 use super::{ContextRows, DraftAnchor};
 use crate::cache::pages::{KvCache, KvShape, KvTail};
-use crate::device::{Buffer, Device, Staged};
+use crate::device::{Buffer, Device, Graphs, Staged};
 use crate::error::Result;
 use crate::kernels::bf16_matmul::Epilogue;
-use crate::kernels::draft_block::{BlockContext, BlockContexts};
+use crate::kernels::draft_block::{BlockContext, BlockContexts, ContextsKey};
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
 use crate::kernels::paths::MAX_PATH_ROWS;
 use crate::kernels::placed_rows::PlacedRows;
@@ -43,6 +43,15 @@ pub(super) struct Contexts {
     /// Contexts of the blocks being drafted, in layers without and with a window.
     seen_whole: BlockContexts,
     seen_windowed: BlockContexts,
+    graphs: Graphs<ExtensionKey>,
+}
+
+/// What the launches of an extension follow from.
+#[derive(PartialEq, Eq, Hash)]
+struct ExtensionKey {
+    rows: Option<u64>,
+    positions: Option<u64>,
+    placed: [(Option<u64>, usize); 2],
 }
 
 /// The cache of a layer and its index among that cache's layers.
@@ -166,11 +175,15 @@ impl Contexts {
                 .collect(),
             slots: (0..num_slots).map(slot).collect(),
             scratch: Scratch::with(config, |width| device.try_alloc(CHUNK_ROWS * width))?,
-            pass_rows: Staged::default(),
-            positions: Staged::default(),
-            chunk_rows: Default::default(),
+            pass_rows: Staged::with_capacity(device, CHUNK_ROWS)?,
+            positions: Staged::with_capacity(device, CHUNK_ROWS)?,
+            chunk_rows: [
+                PlacedRows::with_capacity(device, CHUNK_ROWS)?,
+                PlacedRows::with_capacity(device, CHUNK_ROWS)?,
+            ],
             seen_whole: BlockContexts::default(),
             seen_windowed: BlockContexts::default(),
+            graphs: Graphs::default(),
         })
     }
 
@@ -242,6 +255,14 @@ impl Contexts {
         }
     }
 
+    /// What the launches of blocks of `block_size` rows follow from, layer by layer.
+    pub(super) fn launch_keys(&self, config: &BlockConfig, block_size: usize) -> Vec<ContextsKey> {
+        let layers = config.layers.iter().enumerate();
+        layers
+            .map(|(i, layer)| self.seen_in(i).launch_key(block_size, layer.window))
+            .collect()
+    }
+
     /// Key and value pages of `layer`.
     pub(super) fn k_v(&self, layer: usize) -> (&Buffer<f32>, &Buffer<f32>) {
         let Place { is_windowed, index } = self.places[layer];
@@ -280,17 +301,48 @@ impl Contexts {
         taps: &[Buffer<f32>],
         rows: &[u32],
     ) -> Result<()> {
-        let Model {
-            config,
-            weights,
-            inverse_frequencies,
-        } = model;
-        let (num_rows, s) = (rows.len(), &mut self.scratch);
+        let num_rows = rows.len();
         let state = &self.slots[slot];
         let first_position = state.length.len();
         self.pass_rows.fill(device, rows.iter().copied())?;
         let positions = (first_position as u32..).take(num_rows);
         self.positions.fill(device, positions)?;
+        let [whole_rows, ring_rows] = &mut self.chunk_rows;
+        for (placed, pages) in [
+            (&mut *whole_rows, &state.whole_pages),
+            (&mut *ring_rows, &state.ring_pages),
+        ] {
+            placed.clear();
+            placed.push(slot, first_position, pages, 0..num_rows as u32)?;
+            placed.finish(device)?;
+        }
+        let key = ExtensionKey {
+            rows: self.pass_rows.cuda_address(),
+            positions: self.positions.cuda_address(),
+            placed: [whole_rows.launch_key(), ring_rows.launch_key()],
+        };
+        let mut graphs = std::mem::take(&mut self.graphs);
+        let outcome = graphs.run(device, key, || {
+            self.append_rows(device, model, taps, num_rows)
+        });
+        self.graphs = graphs;
+        outcome
+    }
+
+    /// Keys and values of the chunk that the lists tell of.
+    fn append_rows(
+        &mut self,
+        device: &Device,
+        model: Model<'_>,
+        taps: &[Buffer<f32>],
+        num_rows: usize,
+    ) -> Result<()> {
+        let Model {
+            config,
+            weights,
+            inverse_frequencies,
+        } = model;
+        let s = &mut self.scratch;
         GatherTaps::run(
             device,
             GatherTapsArgs {
@@ -315,15 +367,7 @@ impl Contexts {
                 y: &mut s.hidden,
             },
         )?;
-        let [whole_rows, ring_rows] = &mut self.chunk_rows;
-        for (placed, pages) in [
-            (&mut *whole_rows, &state.whole_pages),
-            (&mut *ring_rows, &state.ring_pages),
-        ] {
-            placed.clear();
-            placed.push(slot, first_position, pages, 0..num_rows as u32)?;
-            placed.finish(device)?;
-        }
+        let [whole_rows, ring_rows] = &self.chunk_rows;
         for (i, layer) in weights.layers.iter().enumerate() {
             let hidden = &s.hidden;
             let (k_proj, v_proj) = (&layer.k_proj, &layer.v_proj);
@@ -355,8 +399,8 @@ impl Contexts {
             )?;
             let Place { is_windowed, index } = self.places[i];
             let (cache, rows) = match is_windowed {
-                true => (&mut self.windowed, &*ring_rows),
-                false => (&mut self.whole, &*whole_rows),
+                true => (&mut self.windowed, ring_rows),
+                false => (&mut self.whole, whole_rows),
             };
             let tail = KvTail {
                 layer: index,

@@ -27,7 +27,7 @@ use crate::kernels::draft_select::{DraftSelect, DraftSelectArgs, LogitShape};
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
 use crate::kernels::paths::RowPaths;
 use crate::kernels::placed_rows::PlacedRows;
-use crate::kernels::tree_attention::KV_BLOCK;
+use crate::kernels::tree_attention::{self, KV_BLOCK};
 use crate::kernels::{Kernel, check_size};
 use crate::model::DecoderWeights;
 use crate::options::speculation::DraftScores;
@@ -262,6 +262,13 @@ impl Drafter for Eagle3 {
 
     fn verification(&self) -> Verification {
         self.weights.verification
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        let (config, sizes) = (&self.config, &self.sizes);
+        let num_positions = sizes.pages_per_sequence * KV_BLOCK;
+        let num_rows = sizes.num_slots * sizes.width;
+        tree_attention::scratch_bytes(num_rows, num_positions, config.num_heads, config.head_dim)
     }
 
     fn taps(&self) -> &[usize] {

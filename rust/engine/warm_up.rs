@@ -4,6 +4,7 @@
 //! nothing is compiled or allocated once requests run. Nothing of it is left.
 
 use super::{Engine, Record};
+use crate::device::Device;
 use crate::error::Result;
 use crate::kernels::paths::MAX_PATH_ROWS;
 use crate::request::{Sampling, SamplingParams, Seed};
@@ -17,6 +18,14 @@ impl Engine {
     /// # Errors
     /// Whatever a step fails with: then real ones would, too.
     pub(super) fn warm_up(&mut self) -> Result<()> {
+        if let Device::Cuda(cuda) = &self.pair.device {
+            // Contexts grow beyond those of a rehearsal.
+            let limits = &self.plan.limits;
+            let target = &self.pair.target;
+            let own = target.scratch_bytes(limits.max_step_rows, limits.max_model_len);
+            let drafter = self.pair.drafter.as_ref().map_or(0, |d| d.scratch_bytes());
+            cuda.scratch(own.max(drafter))?;
+        }
         self.rehearse(self.plan.limits.max_num_seqs, None)?;
         let sampling = Sampling {
             temperature: 1.0,

@@ -17,7 +17,7 @@ use crate::device::cuda::{CudaDevice, Shape};
 use crate::device::{Buffer, HostDevice};
 use crate::error::KernelError;
 
-pub use contexts::{BlockContext, BlockContexts};
+pub use contexts::{BlockContext, BlockContexts, ContextsKey};
 
 /// Arguments of [`DraftBlock`].
 pub struct DraftBlockArgs<'a> {
@@ -159,11 +159,7 @@ impl Kernel for DraftBlock {
             }
         };
         let num_queries = args.block_size * args.q_heads / args.kv_heads;
-        let num_parts = args
-            .contexts
-            .iter()
-            .map(|context| num_parts(&args, context));
-        let num_parts = num_parts.max().unwrap_or(0);
+        let num_parts = most_parts(args.contexts, args.block_size, args.window);
         let num_vectors = num_parts * num_blocks * args.kv_heads * num_queries;
         // A pair of floats wants 8 bytes.
         let weights_at = (num_vectors * head_dim * size_of::<f32>()).next_multiple_of(8);
@@ -217,12 +213,32 @@ const MAX_CONTEXT_PARTS: usize = 16;
 const BLOCK_WARPS: usize = 8;
 
 /// Parts of the keys of one block, as `Sight` of `draft_block.cu` counts them.
-fn num_parts(args: &DraftBlockArgs<'_>, context: BlockContext<'_>) -> usize {
+fn num_parts(context: BlockContext<'_>, block_size: usize, window: Option<usize>) -> usize {
     let window_start = |window| (context.context_len + 1).saturating_sub(window);
-    let first = args.window.map_or(0, window_start).min(context.context_len);
+    let first = window.map_or(0, window_start).min(context.context_len);
     let num_pages = context.context_len.div_ceil(KV_BLOCK) - first / KV_BLOCK;
     let part_pages = num_pages.div_ceil(MAX_CONTEXT_PARTS).max(1);
-    num_pages.div_ceil(part_pages) + args.block_size.div_ceil(KV_BLOCK)
+    num_pages.div_ceil(part_pages) + block_size.div_ceil(KV_BLOCK)
+}
+
+/// Parts of the keys of the block that has most.
+fn most_parts(contexts: &BlockContexts, block_size: usize, window: Option<usize>) -> usize {
+    let parts = contexts
+        .iter()
+        .map(|context| num_parts(context, block_size, window));
+    parts.max().unwrap_or(0)
+}
+
+/// Bytes of scratch that `num_blocks` blocks take at most, whatever their contexts.
+pub fn scratch_bytes(
+    num_blocks: usize,
+    block_size: usize,
+    q_heads: usize,
+    head_dim: usize,
+) -> usize {
+    let num_parts = MAX_CONTEXT_PARTS + block_size.div_ceil(KV_BLOCK);
+    let num_vectors = num_parts * num_blocks * block_size * q_heads;
+    num_vectors * (head_dim + 2) * size_of::<f32>() + size_of::<u64>()
 }
 
 /// `DraftBlockParams` of `draft_block.cu`.

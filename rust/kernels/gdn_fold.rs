@@ -10,9 +10,11 @@ use std::ops::Range;
 use super::gdn_wy::{
     FOLD_INTERVAL, GdnLayerCache, GdnShape, STATE_RING, SlotLog, check_cache, check_shape,
 };
+use super::launcher::Launcher;
 use super::simd::{self, LANES, Lanes, Task};
 use super::{Kernel, for_each_task};
 use crate::device::HostDevice;
+use crate::device::cuda::{CudaDevice, Shape};
 use crate::error::KernelError;
 
 /// Arguments of [`GdnFold`].
@@ -69,6 +71,47 @@ impl Kernel for GdnFold {
         let num_fma = 2 * FOLD_INTERVAL * shape.state_len();
         for_each_task(device, num_fma, tasks, simd::dispatch);
     }
+
+    fn cuda(device: &CudaDevice, args: GdnFoldArgs<'_>) -> Result<(), KernelError> {
+        let launcher = Launcher::of::<Self>(device);
+        let (shape, cache) = (args.shape, args.cache);
+        let params = GdnFoldParams {
+            states: launcher.buffer("cache.states", &cache.states)?,
+            log_k: launcher.buffer("cache.log_k", &cache.log_k)?,
+            log_d: launcher.buffer("cache.log_d", &cache.log_d)?,
+            log_g: launcher.buffer("cache.log_g", &cache.log_g)?,
+            num_key_heads: shape.num_key_heads as u32,
+            num_value_heads: shape.num_value_heads as u32,
+            key_dim: shape.key_dim as u32,
+            value_dim: shape.value_dim as u32,
+            slot: args.slot as u32,
+            anchor: args.anchor as u32,
+        };
+        let num_blocks = shape.num_value_heads * shape.key_dim.div_ceil(BLOCK_ROWS);
+        let blocks = Shape::of_blocks(num_blocks, BLOCK_THREADS);
+        // SAFETY: `params` mirrors the kernel's; `check` saw that the cache has the slot.
+        unsafe { launcher.run(Self::NAME, blocks, &params) }
+    }
+}
+
+const BLOCK_THREADS: usize = 128;
+/// Rows of a state that one block folds.
+const BLOCK_ROWS: usize = 16;
+
+/// `GdnFoldParams` of `gdn_fold.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct GdnFoldParams {
+    states: u64,
+    log_k: u64,
+    log_d: u64,
+    log_g: u64,
+    num_key_heads: u32,
+    num_value_heads: u32,
+    key_dim: u32,
+    value_dim: u32,
+    slot: u32,
+    anchor: u32,
 }
 
 /// One task per value head that folds the log of `positions` into `state`, `[Hv, Dk, Dv]`, in place.

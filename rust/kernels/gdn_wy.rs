@@ -13,12 +13,14 @@
 //! before the first are left out. So a token path gives the same bits in every packing and however it was committed.
 
 mod heads;
+mod launch;
 
 use heads::{KeyHead, Pass, ValueHead};
 
 use super::paths::{MAX_PATH_ROWS, RowPaths, Segment};
 use super::simd;
 use super::{Kernel, check_len, check_size, for_each_task};
+use crate::device::cuda::CudaDevice;
 use crate::device::{Buffer, Device, HostDevice};
 use crate::error::{DeviceError, KernelError};
 
@@ -259,6 +261,10 @@ impl Kernel for GdnWy {
             scatter(y, segment, place, args.y.host_mut());
             scatter(g, segment, place, args.tail.g.host_mut());
         }
+    }
+
+    fn cuda(device: &CudaDevice, args: GdnWyArgs<'_>) -> Result<(), KernelError> {
+        launch::run(device, &args)
     }
 }
 

@@ -110,10 +110,11 @@ impl Kernel for GreedyArgmax {
                 &params,
             )?;
         }
-        let results = launcher.read_scratch::<u32>(0, 2 * num_rows)?;
-        let (token_ids, logits) = results.split_at(num_rows);
+        // Ids and the bits of their logits, in one copy.
+        let results: Vec<u32> = launcher.read_scratch(0, 2 * num_rows)?;
+        let (token_ids, best_logits) = results.split_at(num_rows);
         args.token_ids[..num_rows].copy_from_slice(token_ids);
-        for (best, bits) in args.best_logits.iter_mut().zip(logits) {
+        for (best, bits) in args.best_logits.iter_mut().zip(best_logits) {
             *best = f32::from_bits(*bits);
         }
         Ok(())

@@ -70,7 +70,7 @@ impl EscapedWeight {
 }
 
 /// What a multiplication reads of the weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WeightView {
     /// Every bit: the checkpoint's BF16 weights.
     Exact,

@@ -6,13 +6,19 @@
 //! skipped. In a block: scores by the canonical `dot`, one maximum, exponentials, their lane-ordered sum, values added
 //! in position order. Inside a split blocks follow each other by the online softmax; splits are merged in order.
 //! All of it is a function of t and of the row's own keys, so a token path gives the same bits as a chain, as a branch
-//! of a tree and as one row after commits.
+//! of a tree and as one row after commits. On CUDA q, k and v are rounded to BF16, as the matmuls round their rows, and
+//! a split merges blocks that were each computed alone; the order of all that is as fixed.
+
+mod launch;
+
+pub use launch::scratch_bytes;
 
 use std::ops::Range;
 
 use super::paths::RowPaths;
 use super::simd::{self, LANES, Lanes, Task};
 use super::{Kernel, check_len, check_size, for_each_task};
+use crate::device::cuda::CudaDevice;
 use crate::device::{Buffer, HostDevice};
 use crate::error::KernelError;
 
@@ -128,6 +134,10 @@ impl Kernel for TreeAttention {
             })
             .collect();
         for_each_task(device, 2 * num_keys * group_len, tasks, simd::dispatch);
+    }
+
+    fn cuda(device: &CudaDevice, args: TreeAttentionArgs<'_>) -> Result<(), KernelError> {
+        launch::run(device, &args)
     }
 }
 

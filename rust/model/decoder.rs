@@ -6,17 +6,18 @@
 use std::convert::Infallible;
 
 use crate::cache::slots::SequenceCaches;
-use crate::device::{Buffer, Device, Staged};
+use crate::device::{Buffer, Device, Graphs, Staged};
 use crate::error::{DeviceError, KernelError, Result};
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
 use crate::kernels::gate::{Gate, GateArgs, GateKind};
 use crate::kernels::lm_head_screen::ScreenedHead;
-use crate::kernels::paths::RowPaths;
+use crate::kernels::paths::{LaunchKey, RowPaths};
 use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use crate::kernels::sample_rows::RowSampler;
+use crate::kernels::tree_attention;
 use crate::kernels::w12_matmul::WeightView;
 use crate::weights::Linear;
 
@@ -82,6 +83,7 @@ pub struct Decoder {
     workspace: Workspace,
     tail: PassTail,
     head: Head,
+    graphs: Graphs<(WeightView, LaunchKey, Option<u64>)>,
 }
 
 impl Decoder {
@@ -106,6 +108,7 @@ impl Decoder {
             tap_layers: tap_layers.to_vec(),
             token_ids: Staged::with_capacity(device, max_rows)?,
             head: Head::new(device, &weights, head, max_rows)?,
+            graphs: Graphs::default(),
             config,
             weights,
         })
@@ -158,10 +161,38 @@ impl Decoder {
         token_ids: &[u32],
         paths: &RowPaths,
         caches: &SequenceCaches,
+        probe: Option<&mut ResidualProbe>,
+    ) -> Result<()> {
+        self.token_ids.fill(device, token_ids.iter().copied())?;
+        let context = PassContext {
+            device,
+            paths,
+            caches,
+            view,
+        };
+        if probe.is_some() {
+            // Values are read on the way.
+            return self.run_layers(context, probe);
+        }
+        let key = (view, paths.launch_key(), self.token_ids.cuda_address());
+        let mut graphs = std::mem::take(&mut self.graphs);
+        let outcome = graphs.run(device, key, || self.run_layers(context, None));
+        self.graphs = graphs;
+        outcome
+    }
+
+    fn run_layers(
+        &mut self,
+        pass: PassContext<'_>,
         mut probe: Option<&mut ResidualProbe>,
     ) -> Result<()> {
-        let num_rows = token_ids.len();
-        self.token_ids.fill(device, token_ids.iter().copied())?;
+        let PassContext {
+            device,
+            paths,
+            caches,
+            view,
+        } = pass;
+        let (num_rows, width) = (paths.num_rows(), self.config.hidden_size);
         EmbedRows::run(
             device,
             EmbedRowsArgs {
@@ -172,7 +203,7 @@ impl Decoder {
             },
         )?;
         if let Some(probe) = probe.as_deref_mut() {
-            probe.observe(&self.workspace.residual, num_rows, self.config.hidden_size)?;
+            probe.observe(&self.workspace.residual, num_rows, width)?;
         }
         let mut context = LayerContext {
             device,
@@ -192,12 +223,11 @@ impl Decoder {
             )?;
             for (tap, buffer) in self.tap_layers.iter().zip(&mut self.workspace.taps) {
                 if *tap == layer {
-                    let len = num_rows * self.config.hidden_size;
-                    buffer.copy_from(&self.workspace.residual, len)?;
+                    buffer.copy_from(&self.workspace.residual, num_rows * width)?;
                 }
             }
             if let Some(probe) = probe.as_deref_mut() {
-                probe.observe(&self.workspace.residual, num_rows, self.config.hidden_size)?;
+                probe.observe(&self.workspace.residual, num_rows, width)?;
             }
         }
         let workspace = &mut self.workspace;
@@ -207,7 +237,6 @@ impl Decoder {
             &mut workspace.hidden,
         )?;
         if let Some(probe) = probe {
-            let width = self.config.hidden_size;
             let hidden = workspace.hidden.read_back(num_rows * width)?;
             probe.final_norm_l2 = row_norms(&hidden, width);
         }
@@ -269,6 +298,13 @@ impl Decoder {
         }
     }
 
+    /// Bytes of scratch that attention of `num_rows` rows takes on a GPU at most, behind `num_positions` committed ones.
+    pub fn scratch_bytes(&self, num_rows: usize, num_positions: usize) -> usize {
+        let attention = &self.config.attention;
+        let (num_heads, head_dim) = (attention.num_heads, attention.head_dim);
+        tree_attention::scratch_bytes(num_rows, num_positions, num_heads, head_dim)
+    }
+
     /// Bytes of copies made of the weights: the screened head.
     pub fn num_copy_bytes(&self) -> usize {
         self.head.screened().map_or(0, ScreenedHead::num_bytes)
@@ -286,6 +322,15 @@ impl Decoder {
     ) -> Result<(), KernelError> {
         self.tail.commit(device, caches, rows)
     }
+}
+
+/// What a pass is run on.
+#[derive(Clone, Copy)]
+struct PassContext<'a> {
+    device: &'a Device,
+    paths: &'a RowPaths,
+    caches: &'a SequenceCaches,
+    view: WeightView,
 }
 
 /// What the layers of one pass share.

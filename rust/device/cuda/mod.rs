@@ -5,6 +5,7 @@
 //! stream in order; buffers carry no events, so whoever adds a stream orders it himself.
 
 mod cache;
+mod capture;
 mod compiler;
 mod launch;
 mod loaded;
@@ -21,6 +22,7 @@ use super::buffer::as_bytes_mut;
 use super::{Element, HostDevice};
 use crate::error::DeviceError;
 pub use cache::CubinCache;
+pub use capture::CapturedLaunches;
 pub use compiler::{Arch, Compiled, compile, compiler_version};
 pub use launch::{Launch, Shape};
 use loaded::LoadedKernels;

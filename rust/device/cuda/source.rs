@@ -38,18 +38,26 @@ pub const KERNEL_SOURCES: &[KernelSource] = sources! {
     "embed_rows", true;
     "gate", true;
     "gather_taps", true;
+    "gdn_fold", true;
+    "gdn_wy", true;
     "greedy_argmax", true;
     "lm_head_screen", true;
     "rms_norm", true;
     "rope", true;
+    "tree_attention", true;
     "w12_matmul", true;
 };
 
 /// What kernels include: name and text.
 pub(super) const HEADERS: &[(&str, &str)] = headers![
     "async_copy.cuh",
+    "attention_parts.cuh",
     "block_reduce.cuh",
+    "gdn_block.cuh",
+    "gdn_keys.cuh",
+    "gdn_values.cuh",
     "logit_keys.cuh",
+    "matrix_loads.cuh",
     "mma.cuh",
     "octet_sums.cuh",
     "packed_rows.cuh",
@@ -60,6 +68,9 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "row_paths.cuh",
     "skinny_matmul.cuh",
     "slice_sums.cuh",
+    "split_product.cuh",
+    "tf32.cuh",
+    "thread_copy.cuh",
     "top_keys.cuh",
     "w12_decode.cuh"
 ];

@@ -1,5 +1,6 @@
 //! The contexts of a call's blocks, in lists that kernels read on either side.
 
+use super::most_parts;
 use crate::device::{Device, Staged};
 use crate::error::DeviceError;
 
@@ -10,6 +11,14 @@ pub struct BlockContext<'a> {
     pub page_table: &'a [u32],
     /// Context positions `0..context_len`; the block's row 0 stands at `context_len`.
     pub context_len: usize,
+}
+
+/// Everything that launches over some contexts follow from besides what lies in the lists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ContextsKey {
+    lists: [Option<u64>; 2],
+    num_blocks: usize,
+    num_parts: usize,
 }
 
 /// One context per block.
@@ -76,6 +85,15 @@ impl BlockContexts {
     /// All contexts in turn.
     pub fn iter(&self) -> impl Iterator<Item = BlockContext<'_>> {
         (0..self.len()).map(|block| self.of_block(block))
+    }
+
+    /// The key of launches for blocks of `block_size` rows that see a `window`.
+    pub fn launch_key(&self, block_size: usize, window: Option<usize>) -> ContextsKey {
+        ContextsKey {
+            lists: [&self.places, &self.pages].map(Staged::cuda_address),
+            num_blocks: self.len(),
+            num_parts: most_parts(self, block_size, window),
+        }
     }
 
     /// Of each block: length of its context, first of its pages.

@@ -3,7 +3,8 @@
 use numpy::{IntoPyArray, PyArray2, PyReadonlyArray1, PyReadonlyArray2, PyReadonlyArrayDyn};
 use pyo3::prelude::*;
 
-use super::{SegmentTuple, array, buffer, device, nan_buffer, row_paths, run};
+use super::{SegmentTuple, array, array_on, device_named, nan_buffer_on, row_paths, run_on};
+use crate::device::Device;
 use crate::kernels::gdn_wy::{
     GdnLayerCache, GdnShape, GdnTail, GdnWeights, GdnWy, GdnWyArgs, anchor_of,
 };
@@ -30,13 +31,13 @@ pub(super) type CacheTuple<'py> = (
     PyReadonlyArrayDyn<'py, f32>,
 );
 
-pub(super) fn layer_cache(cache: &CacheTuple<'_>) -> PyResult<GdnLayerCache> {
+pub(super) fn layer_cache(device: &Device, cache: &CacheTuple<'_>) -> PyResult<GdnLayerCache> {
     Ok(GdnLayerCache {
-        states: buffer(&cache.0)?,
-        log_k: buffer(&cache.1)?,
-        log_d: buffer(&cache.2)?,
-        log_g: buffer(&cache.3)?,
-        conv: buffer(&cache.4)?,
+        states: array_on(device, &cache.0)?,
+        log_k: array_on(device, &cache.1)?,
+        log_d: array_on(device, &cache.2)?,
+        log_g: array_on(device, &cache.3)?,
+        conv: array_on(device, &cache.4)?,
     })
 }
 
@@ -51,6 +52,7 @@ type Rows<'py> = (
 /// Outputs `y` of the rows and their `k`, `d`, `g`; `segments` holds `(slot, committed_len, parents)` with parent -1
 /// for rows behind the committed tokens.
 #[pyfunction]
+#[pyo3(signature = (shape, qkv, z, a, b, conv, a_log, dt_bias, norm, norm_eps, segments, cache, device="cpu"))]
 #[allow(clippy::too_many_arguments, reason = "the kernel's own arguments")]
 pub(super) fn gdn_wy<'py>(
     py: Python<'py>,
@@ -66,6 +68,7 @@ pub(super) fn gdn_wy<'py>(
     norm_eps: f32,
     segments: Vec<SegmentTuple>,
     cache: CacheTuple<'py>,
+    device: &str,
 ) -> PyResult<Rows<'py>> {
     let shape = gdn_shape(shape);
     let num_rows = qkv.as_array().nrows();
@@ -75,25 +78,29 @@ pub(super) fn gdn_wy<'py>(
         shape.values_len(),
         shape.num_value_heads,
     ];
-    let [mut y, k, d, g] = row_lens.map(|len| nan_buffer(num_rows * len));
+    let device = device_named(device)?;
+    let rows = |len| nan_buffer_on(&device, num_rows * len);
+    let mut y = rows(row_lens[0])?;
+    let (k, d, g) = (rows(row_lens[1])?, rows(row_lens[2])?, rows(row_lens[3])?);
     let mut tail = GdnTail { k, d, g };
-    run::<GdnWy>(
+    run_on::<GdnWy>(
         py,
+        &device,
         GdnWyArgs {
             shape: &shape,
             weights: GdnWeights {
-                conv: &buffer(&conv)?,
-                a_log: &buffer(&a_log)?,
-                dt_bias: &buffer(&dt_bias)?,
-                norm: &buffer(&norm)?,
+                conv: &array_on(&device, &conv)?,
+                a_log: &array_on(&device, &a_log)?,
+                dt_bias: &array_on(&device, &dt_bias)?,
+                norm: &array_on(&device, &norm)?,
                 norm_eps,
             },
-            qkv: &buffer(&qkv)?,
-            z: &buffer(&z)?,
-            a: &buffer(&a)?,
-            b: &buffer(&b)?,
-            paths: &row_paths(device()?, &segments, &[])?,
-            cache: &layer_cache(&cache)?,
+            qkv: &array_on(&device, &qkv)?,
+            z: &array_on(&device, &z)?,
+            a: &array_on(&device, &a)?,
+            b: &array_on(&device, &b)?,
+            paths: &row_paths(&device, &segments, &[])?,
+            cache: &layer_cache(&device, &cache)?,
             tail: &mut tail,
             y: &mut y,
         },

@@ -170,11 +170,6 @@ fn buffer<D: Dimension>(array: &PyReadonlyArray<'_, f32, D>) -> PyResult<Buffer<
     Ok(Buffer::from_slice(array.as_slice()?))
 }
 
-/// An output buffer in which every element is NaN.
-fn nan_buffer(len: usize) -> Buffer<f32> {
-    Buffer::from_slice(&vec![f32::NAN; len])
-}
-
 /// Packs BF16 bit patterns `[out_features, in_features]`.
 fn packed(weight: &PyReadonlyArray2<'_, u16>) -> PyResult<PackedBf16> {
     let shape = weight.as_array();

@@ -3,13 +3,13 @@
 use numpy::{IntoPyArray, PyArray3, PyReadonlyArray3, PyReadonlyArray4};
 use pyo3::prelude::*;
 
-use super::{SegmentTuple, array, buffer, device, nan_buffer, row_paths, run};
+use super::{SegmentTuple, array, array_on, device_named, nan_buffer_on, row_paths, run_on};
 use crate::kernels::tree_attention::{TreeAttention, TreeAttentionArgs};
 
 /// Attention of `q` `[rows, q_heads, head_dim]`; `segments` holds `(slot, committed_len, parents)` with parent -1 for
 /// rows behind the committed tokens, `page_tables` one list of pages per segment.
 #[pyfunction]
-#[pyo3(signature = (q, k_tail, v_tail, k_pages, v_pages, page_tables, segments, scale, window=None))]
+#[pyo3(signature = (q, k_tail, v_tail, k_pages, v_pages, page_tables, segments, scale, window=None, device="cpu"))]
 #[allow(clippy::too_many_arguments, reason = "the kernel's own arguments")]
 pub(super) fn tree_attention<'py>(
     py: Python<'py>,
@@ -22,18 +22,21 @@ pub(super) fn tree_attention<'py>(
     segments: Vec<SegmentTuple>,
     scale: f32,
     window: Option<usize>,
+    device: &str,
 ) -> PyResult<Bound<'py, PyArray3<f32>>> {
     let shape = q.as_array().dim();
-    let mut out = nan_buffer(shape.0 * shape.1 * shape.2);
-    run::<TreeAttention>(
+    let device = device_named(device)?;
+    let mut out = nan_buffer_on(&device, shape.0 * shape.1 * shape.2)?;
+    run_on::<TreeAttention>(
         py,
+        &device,
         TreeAttentionArgs {
-            q: &buffer(&q)?,
-            k_tail: &buffer(&k_tail)?,
-            v_tail: &buffer(&v_tail)?,
-            k_pages: &buffer(&k_pages)?,
-            v_pages: &buffer(&v_pages)?,
-            paths: &row_paths(device()?, &segments, &page_tables)?,
+            q: &array_on(&device, &q)?,
+            k_tail: &array_on(&device, &k_tail)?,
+            v_tail: &array_on(&device, &v_tail)?,
+            k_pages: &array_on(&device, &k_pages)?,
+            v_pages: &array_on(&device, &v_pages)?,
+            paths: &row_paths(&device, &segments, &page_tables)?,
             q_heads: shape.1,
             kv_heads: k_tail.as_array().dim().1,
             head_dim: shape.2,
