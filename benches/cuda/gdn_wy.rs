@@ -51,7 +51,7 @@ pub fn bench(device: &Device, cuda: &CudaDevice) -> Vec<Value> {
         norm: filled(device, SHAPE.value_dim, 1.0),
     };
     let layer = || {
-        let mut cache = GdnLayerCache::new(device, &SHAPE, 1);
+        let mut cache = GdnLayerCache::new(device, &SHAPE, 1).expect("room");
         for buffer in [
             &mut cache.states,
             &mut cache.log_k,
