@@ -1,16 +1,20 @@
-//! The CUDA kernels on the shapes of a 27B model, all in one run; matmuls against cuBLASLt.
+//! CUDA kernels on the shapes of a 27B model, all in one run; matmuls against cuBLASLt.
 //!
 //! For each matrix: bits first (W12 against BF16 weights that were written by another kernel, every row count against
 //! 64 rows, float64 by tolerance), then microseconds of graph replays over copies that together are far larger than the
-//! L2 cache. `SPECPILOT_BENCH_JSON=FILE` also writes the figures there; names of matrices, and `rows`, `drafter` and
-//! `screen` for the other kernels, as arguments pick some.
+//! L2 cache. `SPECPILOT_BENCH_JSON=FILE` also writes the figures there; names of matrices or of other parts as arguments
+//! pick some.
 
+mod append;
 mod cublas;
 mod drafter;
+mod gdn_wy;
+mod numbers;
 mod planted;
 mod rows;
 mod screen;
 mod timing;
+mod tree_attention;
 
 use cublas::CublasLt;
 use planted::{Planted, activations};
@@ -92,14 +96,16 @@ fn main() {
             results.extend(bench_matrix(&device, cuda, lt.as_ref(), name, n, k));
         }
     }
-    for (name, bench) in [
-        (
-            "rows",
-            rows::bench as fn(&Device, &CudaDevice) -> Vec<Value>,
-        ),
+    type Bench = fn(&Device, &CudaDevice) -> Vec<Value>;
+    let parts: [(&str, Bench); 6] = [
+        ("append", append::bench),
+        ("gdn_wy", gdn_wy::bench),
+        ("tree_attention", tree_attention::bench),
+        ("rows", rows::bench),
         ("drafter", drafter::bench),
         ("screen", screen::bench),
-    ] {
+    ];
+    for (name, bench) in parts {
         if is_wanted(name) {
             results.extend(bench(&device, cuda));
         }

@@ -76,7 +76,7 @@ struct ScanLayout {
     static constexpr u32 COLUMNS = 2 * ROWS, COLUMN_GROUPS = COLUMNS / 8, ROW_GROUPS = ROWS / 8;
     // Sums of every other group of rows, high and low: a float4 for each thread.
     static constexpr u32 INBOX_BYTES = ROW_GROUPS * GROUP_THREADS * 16;
-    u32 row_codes, ring, inbox, row_bounds, rows_full, ring_full, ring_empty, inbox_full, inbox_free;
+    u32 row_codes, ring, inbox, row_bounds, rows_full, ring_full, ring_empty, inbox_full, inbox_free, turns;
 
     __device__ __forceinline__ ScanLayout(const ScreenParams& p, u32 start) {
         row_codes = start;
@@ -88,6 +88,7 @@ struct ScanLayout {
         ring_empty = ring_full + p.ring_slots * 8;
         inbox_full = ring_empty + p.ring_slots * 8;
         inbox_free = inbox_full + NUM_CONSUMERS * 8;
+        turns = inbox_free + NUM_CONSUMERS * 8;
     }
 };
 
@@ -201,8 +202,12 @@ __device__ __forceinline__ void decide_tiles(const ScreenParams& p, const ScanLa
 #pragma unroll
         for (u32 n = 0; n < shared.ROW_GROUPS; n++) read_thresholds(p, n * 8, lane, thresholds[n]);
         int sums[ROWS] = {};
+        // A barrier of the ring tells two phases apart and no more, so tiles are multiplied one after another.
+        const u32 turn = i / NUM_CONSUMERS;
+        barrier_wait(shared.turns + consumer * 8, turn & 1 ^ (consumer == 0));
         multiply_tile<ROWS>(p, shared, i, sums);
-        if (p.cluster_blocks > 1) exchange_sums<ROWS>(shared, part, consumer, i / NUM_CONSUMERS, sums);
+        if (lane == 0) barrier_arrive(shared.turns + (consumer ^ 1) * 8);
+        if (p.cluster_blocks > 1) exchange_sums<ROWS>(shared, part, consumer, turn, sums);
 #pragma unroll
         for (u32 n = 0; n < shared.ROW_GROUPS; n++) {
             // Column groups of high and low terms have the same parity: there are as many of each, an even number of them.
@@ -231,6 +236,7 @@ __device__ __forceinline__ void screen_scan_wgmma(const ScreenParams& p) {
             barrier_init(shared.inbox_full + consumer * 8, 1);
             barrier_expect(shared.inbox_full + consumer * 8, shared.INBOX_BYTES);
             barrier_init(shared.inbox_free + consumer * 8, GROUP_THREADS / WARP_LANES);
+            barrier_init(shared.turns + consumer * 8, GROUP_THREADS / WARP_LANES);
         }
     }
     barrier_init_fence();

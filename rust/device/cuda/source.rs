@@ -71,6 +71,7 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "split_product.cuh",
     "tf32.cuh",
     "thread_copy.cuh",
+    "top_keys.cuh",
     "w12_decode.cuh"
 ];
 

@@ -90,7 +90,7 @@ impl ScanConfig {
             1 => 0,
             _ => 2 * row_groups * 128 * 16,
         };
-        let barriers = 8 * (1 + 2 * RING_SLOTS.end() + 2 * 2);
+        let barriers = 8 * (1 + 2 * RING_SLOTS.end() + 2 * 3);
         let fixed = row_codes + inboxes + rows * 16 + barriers;
         let room = limits.block_shared_bytes.checked_sub(fixed)?;
         let ring_slots = (room / STAGE_BYTES).min(*RING_SLOTS.end());
@@ -204,8 +204,9 @@ fn decide_by_survivors(
     );
     let has_masks = !args.masked.ids().is_empty();
     let mut scratch = Scratch { end: 0 };
-    let best = scratch.take(num_rows * size_of::<u64>());
-    let counts = scratch.take(num_rows * size_of::<u32>());
+    // Results side by side, for one copy.
+    let results = scratch.take(num_rows * (size_of::<u64>() + size_of::<u32>()));
+    let (best, counts) = (results, results + num_rows * size_of::<u64>());
     let row_codes = scratch.take(head.num_chunks() * CHUNK_COLUMNS * 2 * rows);
     let rounded = scratch.take(rows * padded * size_of::<u16>());
     let row_bounds = scratch.take(rows * 16);
@@ -262,10 +263,10 @@ fn decide_by_survivors(
         };
         launch(&launcher, device.limits(), config, params)?;
     }
-    Ok((
-        launcher.read_scratch(best, num_rows)?,
-        launcher.read_scratch(counts, num_rows)?,
-    ))
+    let words = launcher.read_scratch::<u32>(results, 3 * num_rows)?;
+    let (keys, counts) = words.split_at(2 * num_rows);
+    let key = |words: &[u32]| u64::from(words[1]) << 32 | u64::from(words[0]);
+    Ok((keys.chunks_exact(2).map(key).collect(), counts.to_vec()))
 }
 
 /// Launches all kernels for one group of rows.

@@ -5,7 +5,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use super::{
-    array_on, buffer, device_named, masked_on, nan_buffer_on, packed, packed_on, refused, run_on,
+    array_on, buffer, device_named, masked_on, nan_buffer_on, packed, packed_on, refused, run,
 };
 use crate::kernels::lm_head_screen::{
     HeadScores, LmHeadScreen, LmHeadScreenArgs, ScreenScan, ScreenedHead, intervals,
@@ -55,7 +55,7 @@ pub(super) fn lm_head_screen<'py>(
     let mut survivors = vec![u32::MAX; num_rows];
     let mut fell_back = vec![false; num_rows];
     let mut gaps = vec![f32::NAN; num_rows];
-    run_on::<LmHeadScreen>(
+    run::<LmHeadScreen>(
         py,
         &device,
         LmHeadScreenArgs {

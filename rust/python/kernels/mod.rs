@@ -143,7 +143,7 @@ fn masked_on(device: &Device, rows: &[Vec<u32>]) -> PyResult<MaskedIds> {
 }
 
 /// Runs kernel `K` on `device` with the lock released.
-fn run_on<K: Kernel>(py: Python<'_>, device: &Device, args: K::Args<'_>) -> PyResult<()>
+fn run<K: Kernel>(py: Python<'_>, device: &Device, args: K::Args<'_>) -> PyResult<()>
 where
     for<'a> K::Args<'a>: Send,
 {
