@@ -82,7 +82,7 @@ def test_speculation_changes_no_bit(drafter, tree, tree_nodes, prompts, plain, r
 def test_trees_that_a_drafter_has_no_scores_for_are_refused(name):
     missing = {"chain", "ddtree", "conditional", "spine", "eagle"} - set(TREES[name])
     for other in missing:
-        with pytest.raises(DrafterError, match=f'tree "{other}" needs .* scores, which a {name} drafter'):
+        with pytest.raises(DrafterError, match=f'tree "{other}" needs .* scores, which {name} drafters'):
             demo({**DRAFTERS[name], "tree": other})
 
 
