@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from specpilot_rs import LLM, SamplingParams
 
+from .conftest import TREES
+
 DEMO = Path(__file__).parent / "fixtures" / "demo"
 BUNDLED = Path(__file__).parents[1] / "python" / "specpilot_rs" / "demo"
 DRAFTERS = {
@@ -82,12 +84,17 @@ def test_pooled_tau_is_the_golden_one(drafted, report):
 REPLAYED_TREES = [
     ("dflash", "ddtree", 16, 3.216, 0.02),
     ("dflash", "ddtree", 32, 3.462, 0.02),
+    # 63 nodes, as a pass has 64 rows; the replay took 64: 3.81 of 16 candidates, and 5.72.
+    ("dflash", "ddtree", 63, 3.760, 0.02),
     ("dflash2", "conditional", 16, 4.842, 0.01),
     ("dflash2", "conditional", 32, 5.355, 0.01),
+    ("dflash2", "conditional", 63, 5.722, 0.01),
 ]
+# The replay's rounds end so many tokens before its continuation, that a draft never meets the end.
+END_OF_ONE_TREE, END_OF_TWO = 20, 40
 
 
-def accepted_per_pass(config, num_nodes):
+def accepted_per_pass(config, num_nodes, end=END_OF_ONE_TREE):
     """Tokens per pass of trees of `num_nodes` drafted nodes, counted as the replay counts."""
     llm = LLM(str(BUNDLED / "target"), speculative_config={**config, "tree_nodes": num_nodes + 1})
     prompts = [{"prompt_token_ids": case["prompt_ids"]} for case in GOLDEN["cases"]]
@@ -97,7 +104,7 @@ def accepted_per_pass(config, num_nodes):
         drafting.num_accepted
         for output in outputs
         for drafting in output.rounds
-        if drafting.anchor_position < len(output.prompt_token_ids) + 96 - 20
+        if drafting.anchor_position < len(output.prompt_token_ids) + 96 - end
     ]
     return 1 + sum(num_accepted) / len(num_accepted)
 
@@ -119,14 +126,14 @@ def test_a_markov_beam_accepts_no_less_than_the_replay(num_nodes, expected, repo
     assert tau > 0.97 * expected
 
 
-@pytest.mark.parametrize("method", ["dflash2", "dspark", "eagle3"])
+@pytest.mark.parametrize("method", sorted(DRAFTERS))
 def test_trees_beat_the_chain_and_conditional_ones_the_marginal(method, report):
     config = {"model": str(DRAFTERS[method])}
-    trees = ["chain", "conditional", "spine", "eagle"] + ["ddtree"] * (method != "eagle3")
-    tau = {tree: accepted_per_pass({**config, "tree": tree}, 32) for tree in trees}
+    tau = {tree: accepted_per_pass({**config, "tree": tree}, 32) for tree in TREES[method]}
     report(f"{method}, 32 nodes: " + ", ".join(f"{tree} {value:.3f}" for tree, value in tau.items()))
-    assert min(tau["conditional"], tau["spine"], tau["eagle"]) > tau["chain"]
-    if "ddtree" in tau:
+    usual = "conditional" if "conditional" in tau else "ddtree"
+    assert min(tau[usual], tau["spine"], tau["eagle"]) > tau["chain"]
+    if usual == "conditional" and "ddtree" in tau:
         assert tau["conditional"] > tau["ddtree"]
 
 
@@ -183,18 +190,20 @@ def test_confidence_ends_drafts_early(report):
     assert rates[2] > 2 * rates[0]
 
 
-# The replay's Q path followed its own 8-bit view, and its trees all 16 candidates.
-@pytest.mark.parametrize(("method", "expected"), [("dflash2", 9.66), ("dspark", 8.64)])
-def test_a_q_pass_accepts_what_the_replay_accepts(method, expected, report):
+# DSpark's replay expanded all 16 parents.
+@pytest.mark.parametrize(
+    ("method", "replayed", "tolerance"), [("dflash2", 9.66, 0.05), ("dspark", 8.64, 0.2)]
+)
+def test_a_q_pass_accepts_what_the_replay_accepts(method, replayed, tolerance, report):
     """Two-stage verification with 32 drafted nodes in each tree."""
     taus = {}
     for q_passes in (1, 2):
         config = {"model": str(DRAFTERS[method]), "tree": "conditional", "q_passes": q_passes}
-        taus[q_passes] = accepted_per_pass(config, 32)
+        taus[q_passes] = accepted_per_pass(config, 32, END_OF_TWO)
     report(
         f"{method}, Q passes: "
         + ", ".join(f"{n}: tau {tau:.3f}" for n, tau in taus.items())
-        + f" (replayed {expected} with one)"
+        + f" (replayed {replayed} with one)"
     )
-    assert taus[1] > 0.95 * expected
-    assert taus[2] > taus[1]
+    assert taus[1] == pytest.approx(replayed, abs=tolerance)
+    assert taus[2] > 1.1 * replayed

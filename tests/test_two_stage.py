@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from specpilot_rs import LLM, SamplingParams
+from specpilot_rs.bench.rounds import tree_depth
 from specpilot_rs.demo import DFLASH2_DIR, TARGET_DIR
 from specpilot_rs.errors import OptionError
 
@@ -58,15 +59,42 @@ def test_marks_are_those_of_the_8_bit_view(benchmark_prompts: Any, report: Any) 
     assert 0.85 < accepted / marked < 1
 
 
+def test_marks_are_drawn_by_the_noise_of_the_exact_pass(prompts: list[str], report: Any) -> None:
+    """No token depends on it, but marks drawn by other noise would hardly ever be accepted."""
+    llm = demo({"method": "dflash2", "q_passes": 1})
+    params = [SamplingParams(max_tokens=64, temperature=1.0, seed=i, ignore_eos=True) for i in range(8)]
+    metrics = [output.metrics for output in llm.generate(prompts, params, use_tqdm=False)]
+    marked = sum(m.num_marked_tokens for m in metrics)
+    accepted = sum(m.num_accepted_marks for m in metrics)
+    report(f"dflash2, one Q pass, temperature 1: {accepted} of {marked} marked tokens accepted")
+    assert accepted > 0.85 * marked
+
+
+@pytest.mark.parametrize("tree", ["conditional", "eagle"])
+def test_rows_of_a_marked_path_are_paid_for(tree: str, prompts: list[str], plain: list[Any]) -> None:
+    """Beyond 24 rows a pass is dear: a second tree stops there, however long the path is that it hangs on."""
+    costs = [1.0] * 24 + [1000.0] * 40
+    config = {"method": "dflash2", "q_passes": 1, "tree": tree, "verify_costs": costs}
+    outputs = demo(config).generate(prompts, PARAMS, use_tqdm=False, record_rounds=True)
+    assert [o.outputs[0].token_ids for o in outputs] == [o.outputs[0].token_ids for o in plain]
+    rounds = [drafting for output in outputs for drafting in output.rounds]
+    assert max(len(drafting.draft_token_ids) + 1 for drafting in rounds) == 24
+
+
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 5, 17])
 def test_a_request_may_end_anywhere_in_a_marked_path(
     max_tokens: int, prompts: list[str], plain: list[Any]
 ) -> None:
     llm = demo({"method": "dflash2", "q_passes": 2, "tree_nodes": 32})
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    for output, want in zip(llm.generate(prompts, params, use_tqdm=False), plain, strict=True):
+    outputs = llm.generate(prompts, params, use_tqdm=False, record_rounds=True)
+    for output, want in zip(outputs, plain, strict=True):
         assert output.outputs[0].token_ids == want.outputs[0].token_ids[:max_tokens]
         assert output.outputs[0].finish_reason == "length"
+        last_position = len(output.prompt_token_ids) + max_tokens - 1
+        for drafting in output.rounds:
+            # Caches end before the last token, which is the target's own in any case.
+            assert drafting.anchor_position + tree_depth(drafting.parents) < last_position
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -438,3 +438,6 @@ impl Drafter for Eagle3 {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

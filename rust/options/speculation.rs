@@ -198,13 +198,15 @@ impl VerifyCosts {
         self.0.len()
     }
 
-    /// How many rows, of rows with these scores in this order (the root's, 0, first), commit most per cost. A row is
-    /// taken to be accepted with probability `exp(score)`. All prefixes are compared, as costs have cliffs; the
-    /// smallest of the best wins.
-    pub fn best_num_rows(&self, scores: impl Iterator<Item = f64>) -> usize {
-        let mut committed = 0.0;
+    /// How many rows of a tree, of rows with these scores in this order (the root's first), commit most per cost, below
+    /// `num_rows_above` rows that are verified in any case and taken to be accepted. A row of the tree is taken to be
+    /// accepted with probability `exp(score)`. All sizes are compared, as costs have cliffs; the smallest of the best
+    /// wins.
+    pub fn best_num_rows(&self, num_rows_above: usize, scores: impl Iterator<Item = f64>) -> usize {
+        let mut committed = num_rows_above as f64;
         let mut best = (1, 0.0);
-        for (i, (score, cost)) in scores.zip(self.0.iter()).enumerate() {
+        let costs = self.0.iter().skip(num_rows_above);
+        for (i, (score, cost)) in scores.zip(costs).enumerate() {
             committed += score.exp();
             if committed / cost > best.1 {
                 best = (i + 1, committed / cost);
@@ -240,7 +242,7 @@ mod tests {
         let best = |costs: &[f64]| {
             VerifyCosts::new(costs.to_vec())
                 .unwrap()
-                .best_num_rows(scores())
+                .best_num_rows(0, scores())
         };
         assert_eq!(best(&[1.0; 4]), 4);
         assert_eq!(best(&[1.0, 2.0, 3.0, 4.0]), 1);
@@ -248,6 +250,9 @@ mod tests {
         // Past a cliff that more rows make up for.
         assert_eq!(best(&[1.0, 1.6, 1.6, 1.6]), 4);
         assert_eq!(best(&[1.0, 1.0]), 2);
+        // Two rows above: the cheap pass of two rows is none that can be had.
+        let costs = VerifyCosts::new(vec![1.0, 1.0, 9.0, 9.0, 9.0, 99.0]).unwrap();
+        assert_eq!(costs.best_num_rows(2, scores()), 3);
     }
 
     #[test]

@@ -56,9 +56,8 @@ impl TreeGrower {
             policy => {
                 self.search.grow(policy, proposal, limits, tree);
                 if let Some(costs) = &plan.verify_costs {
-                    let above = limits.num_rows_above;
-                    let rows = std::iter::repeat_n(0.0, above).chain(tree.scores.iter().copied());
-                    tree.truncate(costs.best_num_rows(rows).saturating_sub(above).max(1));
+                    let scores = tree.scores.iter().copied();
+                    tree.truncate(costs.best_num_rows(limits.num_rows_above, scores));
                 }
             }
         }

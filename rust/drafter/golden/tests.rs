@@ -36,6 +36,10 @@ const HIDDEN: usize = 256;
 const NUM_PAGES: usize = 4;
 /// Positions that are left when a context is cut.
 const CUT_TO: usize = 8;
+/// Length of a code of the demo DSpark's Markov head.
+const RANK: usize = 64;
+/// A weight that takes whatever it multiplies to one end of a sigmoid.
+const STEEP: f32 = (1 << 30) as f32;
 
 struct Round {
     anchor: usize,
@@ -163,6 +167,8 @@ struct Replay {
     /// Tokens per round, the target's own included.
     tau: f64,
     golden_tau: f64,
+    /// What was drafted, round by round.
+    drafts: Vec<Vec<u32>>,
 }
 
 fn replay(dir: &Path, method: &str, mistake: Mistake) -> Replay {
@@ -170,6 +176,7 @@ fn replay(dir: &Path, method: &str, mistake: Mistake) -> Replay {
     let num_drafts = cases[0].rounds[0].draft.len();
     let mut drafter = open_in(Some(dir), sizes(NUM_PAGES, num_drafts)).unwrap();
     let (mut num_rounds, mut num_equal, mut num_tokens, mut num_golden) = (0, 0, 0, 0);
+    let mut drafts = Vec::new();
     for Case { token_ids, rounds } in &cases {
         let exact = taps(drafter.taps(), token_ids);
         let given = match mistake {
@@ -203,6 +210,7 @@ fn replay(dir: &Path, method: &str, mistake: Mistake) -> Replay {
             num_equal += usize::from(got == *draft);
             num_tokens += 1 + accepted(&got, *anchor);
             num_golden += 1 + accepted(draft, *anchor);
+            drafts.push(got);
         }
         drafter.release(0);
     }
@@ -212,6 +220,7 @@ fn replay(dir: &Path, method: &str, mistake: Mistake) -> Replay {
         num_equal,
         tau: mean(num_tokens),
         golden_tau: mean(num_golden),
+        drafts,
     }
 }
 
@@ -248,6 +257,17 @@ fn chain(
     position: usize,
     num_draft_tokens: usize,
 ) -> Vec<u32> {
+    confident_chain(drafter, token_id, position, num_draft_tokens, 0.0)
+}
+
+/// As much of it as is confident enough.
+fn confident_chain(
+    drafter: &mut dyn Drafter,
+    token_id: u32,
+    position: usize,
+    num_draft_tokens: usize,
+    min_confidence: f32,
+) -> Vec<u32> {
     let Target {
         weights, device, ..
     } = target();
@@ -260,7 +280,7 @@ fn chain(
         num_draft_tokens,
         scores: DraftScores::Greedy,
         width: 1,
-        min_confidence: 0.0,
+        min_confidence,
     };
     let mut proposals = [Proposal::default()];
     drafter
@@ -339,7 +359,6 @@ fn with_head(kind: &str, tensors: Vec<RawTensor>, w2_shift: u16) -> tempfile::Te
 /// draft what the vanilla head drafts; a shut gate corrects nothing.
 #[test]
 fn other_markov_heads_can_say_what_the_vanilla_one_says() {
-    const RANK: usize = 64;
     let gate = |bias: f32| {
         vec![
             tensor("gate_proj.weight", &[RANK, HIDDEN + RANK], |_, _| 0.0),
@@ -367,6 +386,77 @@ fn other_markov_heads_can_say_what_the_vanilla_one_says() {
     assert!(handed_on.num_equal * 50 >= handed_on.num_rounds * 49);
 }
 
+/// The demo DSpark with `edit` made to its tensors, and the first component of every token's code.
+fn edited_dspark(edit: impl FnOnce(&mut Vec<RawTensor>, &[f32])) -> (tempfile::TempDir, Vec<f32>) {
+    let dir = copy(&demo("dspark"));
+    let mut first = Vec::new();
+    edit_tensors(dir.path(), "model.safetensors", |all| {
+        let codes = named(all, "markov_head.markov_w1.weight").values();
+        first = codes.chunks_exact(RANK).map(|code| code[0]).collect();
+        edit(all, &first);
+    });
+    (dir, first)
+}
+
+fn named<'a>(all: &'a mut [RawTensor], name: &str) -> &'a mut RawTensor {
+    all.iter_mut().find(|tensor| tensor.name == name).unwrap()
+}
+
+/// A gate that one component of the code opens and shuts is a vanilla head without the codes that it shuts out.
+#[test]
+fn a_gate_reads_the_code_behind_the_hidden_state() {
+    let steep = |_, column| if column == HIDDEN { STEEP } else { 0.0 };
+    let gate = vec![
+        tensor("gate_proj.weight", &[RANK, HIDDEN + RANK], steep),
+        tensor("gate_proj.bias", &[RANK], |_, _| 0.0),
+    ];
+    let gated = replay(with_head("gated", gate, 0).path(), "dspark", Mistake::None);
+    let (without, _) = edited_dspark(|all, first| {
+        let codes = named(all, "markov_head.markov_w1.weight");
+        for (code, first) in codes.bytes.chunks_exact_mut(2 * RANK).zip(first) {
+            if *first < 0.0 {
+                code.fill(0);
+            }
+        }
+    });
+    let vanilla = replay(without.path(), "dspark", Mistake::None);
+    assert_eq!(gated.drafts, vanilla.drafts);
+    assert!(gated.num_equal < gated.num_rounds, "it shuts out none");
+}
+
+/// A confidence that one component of the code decides ends a draft behind the first token where that is negative.
+#[test]
+fn confidence_reads_the_code_behind_the_hidden_state() {
+    let (dir, first) = edited_dspark(|all, _| {
+        named(all, "confidence_head.proj.bias").bytes.fill(0);
+        let weight = &mut named(all, "confidence_head.proj.weight").bytes;
+        weight.fill(0);
+        let steep = (STEEP.to_bits() >> 16) as u16;
+        weight[2 * HIDDEN..][..2].copy_from_slice(&steep.to_le_bytes());
+    });
+    let mut drafter = open_in(Some(dir.path()), sizes(NUM_PAGES, 16)).unwrap();
+    let mut lens = Vec::new();
+    for Case { token_ids, rounds } in &cases("dspark") {
+        let anchor = rounds[0].anchor;
+        assert!(drafter.reserve(0, token_ids.len()));
+        let taps = taps(drafter.taps(), token_ids);
+        extend(&mut *drafter, &taps, token_ids, 0..anchor, 0);
+        for &token in &token_ids[..anchor] {
+            let mut draft = |min| confident_chain(&mut *drafter, token, anchor, 16, min);
+            let whole = draft(0.0);
+            let before = [token].into_iter().chain(whole.iter().copied());
+            let len = before
+                .take(whole.len())
+                .take_while(|&token| first[token as usize] >= 0.0)
+                .count();
+            assert_eq!(draft(0.5), whole[..len]);
+            lens.push(len);
+        }
+        drafter.release(0);
+    }
+    assert!((0..4).all(|len| lens.contains(&len)), "{lens:?}");
+}
+
 /// A wrong alignment must not pass for the right one: few chains agree, and fewer tokens are accepted.
 #[track_caller]
 fn assert_caught(name: &str, replay: &Replay) {
@@ -375,6 +465,7 @@ fn assert_caught(name: &str, replay: &Replay) {
         num_equal,
         tau,
         golden_tau,
+        ..
     } = *replay;
     let share = num_equal as f64 / num_rounds as f64;
     assert!(

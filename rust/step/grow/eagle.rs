@@ -52,11 +52,9 @@ impl Eagle {
         }
         if let Some(costs) = &plan.verify_costs {
             ranked.sort_unstable_by(|&a, &b| by_score(seen, a, b));
-            let scores = ranked.iter().map(|&i| seen[i].score);
-            // The root is one more row that is verified in any case.
-            let above = limits.num_rows_above + 1;
-            let num_rows = costs.best_num_rows(std::iter::repeat_n(0.0, above).chain(scores));
-            ranked.truncate(num_rows.saturating_sub(above));
+            let root = std::iter::once(0.0);
+            let scores = root.chain(ranked.iter().map(|&i| seen[i].score));
+            ranked.truncate(costs.best_num_rows(limits.num_rows_above, scores) - 1);
         }
         ranked.sort_unstable();
         rows.clear();

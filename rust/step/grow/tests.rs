@@ -304,20 +304,25 @@ proptest! {
         }
     }
 
-    /// With costs, best-first trees are those of the size that commits most per cost, among all sizes.
+    /// With costs, trees are those of the size that commits most per cost, among all sizes, where rows above them are
+    /// verified in any case.
     #[test]
     fn costs_choose_the_best_size(
-        policy in any_policy(), proposal in any_proposal(), costs in prop::collection::vec(1..20_u8, 12),
+        policy in any_policy(), proposal in any_proposal(), costs in prop::collection::vec(1..20_u8, 16),
+        num_rows_above in 0..5_usize,
     ) {
         let costs: Vec<f64> = costs.into_iter().map(f64::from).collect();
         let with_costs = TreePlan {
             verify_costs: Some(VerifyCosts::new(costs.clone()).unwrap()),
             ..plan(policy, 2)
         };
-        let tree = grow_with(&with_costs, &proposal, 12, 8);
+        let mut tree = TokenTree::default();
+        let limits = GrowthLimits { num_rows_above, max_rows: 12, max_depth: 8 };
+        TreeGrower::default().grow(&with_costs, 7, &proposal, limits, &mut tree);
         let rate = |rows: usize| {
             let tree = grow(policy, &proposal, rows);
-            tree.scores.iter().map(|score| score.exp()).sum::<f64>() / costs[tree.num_rows() - 1]
+            let expected = tree.scores.iter().map(|score| score.exp()).sum::<f64>();
+            (num_rows_above as f64 + expected) / costs[num_rows_above + tree.num_rows() - 1]
         };
         let best = (1..=12).map(rate).fold(0.0, f64::max);
         prop_assert!((rate(tree.num_rows()) - best).abs() < 1e-12);
