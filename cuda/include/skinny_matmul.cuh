@@ -10,7 +10,7 @@ __device__ __forceinline__ void stream_units(const MatmulParams& p, const Shared
     WeightRing<Weights, BLOCK_OCTETS> ring{p, k_tiles, num_tiles, slice, lane,
                                            shared.ring + slice * p.ring_slots * shared.slot_bytes, shared.slot_bytes,
                                            shared.ring_full + slice * p.ring_slots * 8,
-                                           read_once_policy(), unit, {}, {}, num_units};
+                                           read_once_policy(), unit, {}, {}, num_units, 0};
     ring.find_slices();
     SliceSpan spans[BLOCK_OCTETS];
 #pragma unroll
@@ -47,7 +47,7 @@ __device__ __forceinline__ void stream_units(const MatmulParams& p, const Shared
                 const u32 at = ring.slots_start + slot * shared.slot_bytes;
                 barrier_wait(ring.barriers_start + slot * 8, parity);
                 __syncwarp();
-                const typename Weights::Slice arrived(p, at, spans[octet].len, lane);
+                const typename Weights::Slice arrived(p, unit.tile, at, spans[octet].len, lane);
                 multiply_slice<Weights>(arrived, spans[octet].len, rows[octet], sums);
                 // The slot's bytes are in registers, and used: it may be written again.
                 __syncwarp();
@@ -79,7 +79,7 @@ __device__ __forceinline__ void skinny_matmul(const MatmulParams& p) {
     // Taken from one lane, so that the compiler knows that a warp agrees on it.
     const u32 warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / WARP_LANES, 0), lane = threadIdx.x % WARP_LANES;
     const u32 k_tiles = (p.in_features + TILE_COLUMNS - 1) / TILE_COLUMNS;
-    const u32 num_tiles = (p.out_features + TILE_CHANNELS - 1) / TILE_CHANNELS;
+    const u32 num_tiles = p.num_tiles;
     // A cluster's blocks take the same tiles, each its own octets; without clusters a block takes whatever is its share.
     const u32 num_groups = p.num_octets / BLOCK_OCTETS;
     const u32 share = blockIdx.x / p.cluster_blocks, num_shares = gridDim.x / p.cluster_blocks;

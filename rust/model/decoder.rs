@@ -9,7 +9,7 @@ use crate::cache::slots::SequenceCaches;
 use crate::device::{Buffer, Device, Graphs, Staged};
 use crate::error::{DeviceError, KernelError, Result};
 use crate::kernels::Kernel;
-use crate::kernels::bf16_matmul::Epilogue;
+use crate::kernels::bf16_matmul::{Epilogue, Product};
 use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
 use crate::kernels::gate::{Gate, GateArgs, GateKind};
 use crate::kernels::lm_head_screen::ScreenedHead;
@@ -19,7 +19,7 @@ use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use crate::kernels::sample_rows::RowSampler;
 use crate::kernels::tree_attention;
 use crate::kernels::w12_matmul::WeightView;
-use crate::weights::Linear;
+use crate::weights::linear::{Linear, multiply_together};
 
 use super::config::ModelConfig;
 use super::head::{Head, HeadPath, TokenChoices};
@@ -357,6 +357,17 @@ impl LayerContext<'_> {
         weight.forward_through(self.view, self.device, x, self.num_rows, y, epilogue)
     }
 
+    /// `y = x Wᵀ` of several matrices of one K, for all rows.
+    pub(super) fn multiply_together<const N: usize>(
+        &self,
+        x: &Buffer<f32>,
+        products: [(&Linear, &mut Buffer<f32>); N],
+    ) -> Result<(), KernelError> {
+        let products = products.map(|(weight, y)| Product { weight, y });
+        let store = Epilogue::Store;
+        multiply_together(self.view, self.device, x, self.num_rows, products, store)
+    }
+
     fn forward(
         &mut self,
         layer: usize,
@@ -384,14 +395,11 @@ impl LayerContext<'_> {
             &mut workspace.normed,
         )?;
         let (device, n) = (self.device, self.num_rows);
-        let normed = &workspace.normed;
-        self.multiply(
-            &weights.gate_proj,
-            normed,
-            &mut workspace.gate,
-            Epilogue::Store,
-        )?;
-        self.multiply(&weights.up_proj, normed, &mut workspace.up, Epilogue::Store)?;
+        let products = [
+            (&weights.gate_proj, &mut workspace.gate),
+            (&weights.up_proj, &mut workspace.up),
+        ];
+        self.multiply_together(&workspace.normed, products)?;
         Gate::run(
             device,
             GateArgs {

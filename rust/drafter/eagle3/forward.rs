@@ -3,6 +3,7 @@
 use super::weights::Eagle3Weights;
 use crate::device::{Buffer, Device, Staged};
 use crate::drafter::config::Eagle3Config;
+use crate::drafter::weights::multiply_all;
 use crate::error::Result;
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Epilogue, PackedBf16};
@@ -174,13 +175,11 @@ impl Layer<'_> {
                 y: &mut entry.joined,
             },
         )?;
-        let (x, store) = (&entry.joined, Epilogue::Store);
-        weights
-            .k_proj
-            .forward(device, x, num_rows, &mut entry.k, store)?;
-        weights
-            .v_proj
-            .forward(device, x, num_rows, &mut entry.v, store)?;
+        let products = [
+            (&weights.k_proj, &mut entry.k),
+            (&weights.v_proj, &mut entry.v),
+        ];
+        multiply_all(device, &entry.joined, num_rows, products)?;
         self.rotate(&mut entry.k, config.num_kv_heads, &entry.lists.positions)
     }
 
@@ -304,12 +303,11 @@ impl Pass {
             num_rows,
             &mut self.normed,
         )?;
-        weights
-            .gate_proj
-            .forward(device, &self.normed, num_rows, &mut self.gate, store)?;
-        weights
-            .up_proj
-            .forward(device, &self.normed, num_rows, &mut self.up, store)?;
+        let products = [
+            (&weights.gate_proj, &mut self.gate),
+            (&weights.up_proj, &mut self.up),
+        ];
+        multiply_all(device, &self.normed, num_rows, products)?;
         Gate::run(
             device,
             GateArgs {
