@@ -85,26 +85,46 @@ struct KeyTile {
         return is_context ? first + key >= sight.first_position(p, in_block) : !p.is_causal || first + key <= in_block;
     }
 
-    // Copies the vectors to rows of `row_len` floats in shared memory; what is missing of 64 keys and of whole quads is zero.
-    __device__ __forceinline__ void copy(float* to, u32 row_len, const float* pages, const float* rows, u32 head_dim) const {
-        const float* from = (is_context ? pages : rows) + start;
-        const u32 num_quads = (head_dim + 3) / 4;
-        for (u32 i = threadIdx.x; i < TILE_KEYS * num_quads; i += BLOCK_THREADS) {
-            const u32 key = i / num_quads, dim = i % num_quads * 4;
-            const float* vector = from + key * stride + dim;
-            float4 value = {0.0f, 0.0f, 0.0f, 0.0f};
-            if (key < len && head_dim % 4 == 0) {
-                value = *reinterpret_cast<const float4*>(vector);
-            } else if (key < len) {
-                value.x = vector[0];
-                if (dim + 1 < head_dim) value.y = vector[1];
-                if (dim + 2 < head_dim) value.z = vector[2];
-                if (dim + 3 < head_dim) value.w = vector[3];
-            }
-            *reinterpret_cast<float4*>(to + key * row_len + dim) = value;
-        }
+    __device__ __forceinline__ const float* vector(u32 key, const float* pages, const float* rows) const {
+        return key < len ? (is_context ? pages : rows) + start + key * stride : nullptr;
     }
 };
+
+// Copies ROWS vectors to rows of `row_len` floats in shared memory: a warp takes every eighth, all loads before all stores.
+// `vector(i)` says where one lies, null where it is missing; what is missing, of whole quads too, becomes zero.
+template <u32 ROWS, u32 LANE_QUADS, class Vector>
+__device__ __forceinline__ void copy_vectors(float* to, u32 row_len, u32 head_dim, const Vector& vector) {
+    const u32 warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
+    float4 values[ROWS / BLOCK_WARPS][LANE_QUADS];
+#pragma unroll
+    for (u32 i = 0; i < ROWS / BLOCK_WARPS; i++) {
+        const float* from = vector(i * BLOCK_WARPS + warp);
+#pragma unroll
+        for (u32 j = 0; j < LANE_QUADS; j++) {
+            const u32 dim = (j * WARP_LANES + lane) * 4;
+            float4 value = {0.0f, 0.0f, 0.0f, 0.0f};
+            if (from != nullptr && dim < head_dim) {
+                if (head_dim % 4 == 0) {
+                    value = *reinterpret_cast<const float4*>(from + dim);
+                } else {
+                    value.x = from[dim];
+                    if (dim + 1 < head_dim) value.y = from[dim + 1];
+                    if (dim + 2 < head_dim) value.z = from[dim + 2];
+                    if (dim + 3 < head_dim) value.w = from[dim + 3];
+                }
+            }
+            values[i][j] = value;
+        }
+    }
+#pragma unroll
+    for (u32 i = 0; i < ROWS / BLOCK_WARPS; i++) {
+#pragma unroll
+        for (u32 j = 0; j < LANE_QUADS; j++) {
+            const u32 dim = (j * WARP_LANES + lane) * 4;
+            if (dim < head_dim) *reinterpret_cast<float4*>(to + (i * BLOCK_WARPS + warp) * row_len + dim) = values[i][j];
+        }
+    }
+}
 
 __device__ __forceinline__ float dot_quads(float4 a, float4 b, float sum) {
     return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum))));
@@ -191,12 +211,11 @@ __device__ __forceinline__ void draft_block_part(const DraftBlockParams& p) {
     float* const queries = shared_floats;
     float* const vectors = queries + TILE_QUERIES * row_len;
     float* const weights = vectors + TILE_KEYS * row_len + warp * QUERIES * TILE_KEYS;
-    for (u32 i = threadIdx.x; i < TILE_QUERIES * row_len; i += BLOCK_THREADS) {
-        const u32 query = first_query + i / row_len, dim = i % row_len;
+    copy_vectors<TILE_QUERIES, LANE_QUADS>(queries, row_len, p.head_dim, [&](u32 i) -> const float* {
+        const u32 query = first_query + i;
         const u64 row = query / group * p.num_blocks + block;
-        const bool is_there = query < num_queries && dim < p.head_dim;
-        queries[i] = is_there ? p.q[(row * p.q_heads + head * group + query % group) * p.head_dim + dim] : 0.0f;
-    }
+        return query < num_queries ? p.q + (row * p.q_heads + head * group + query % group) * p.head_dim : nullptr;
+    });
 
     const u32 first_page = part * sight.part_pages, num_pages = sight.end_page - sight.first_page;
     const u32 num_key_tiles = part < sight.num_context_parts ? min(sight.part_pages, num_pages - first_page) : 1;
@@ -204,7 +223,7 @@ __device__ __forceinline__ void draft_block_part(const DraftBlockParams& p) {
     for (u32 index = 0; index < num_key_tiles; index++) {
         const KeyTile keys(p, sight, block, head, part, index);
         __syncthreads();
-        keys.copy(vectors, row_len, p.k_pages, p.k_block, p.head_dim);
+        copy_vectors<TILE_KEYS, LANE_QUADS>(vectors, row_len, p.head_dim, [&](u32 key) { return keys.vector(key, p.k_pages, p.k_block); });
         __syncthreads();
         float scores[QUERIES][2] = {};
         own.score(queries + warp * QUERIES * row_len, vectors, row_len, lane, scores);
@@ -221,7 +240,7 @@ __device__ __forceinline__ void draft_block_part(const DraftBlockParams& p) {
             weights[i * TILE_KEYS + lane + WARP_LANES] = scores[i][1];
         }
         __syncthreads();
-        keys.copy(vectors, row_len, p.v_pages, p.v_block, p.head_dim);
+        copy_vectors<TILE_KEYS, LANE_QUADS>(vectors, row_len, p.head_dim, [&](u32 key) { return keys.vector(key, p.v_pages, p.v_block); });
         __syncthreads();
         own.add_values(weights, vectors, keys.len, row_len, lane);
     }
@@ -247,7 +266,7 @@ __device__ __forceinline__ void draft_block_part(const DraftBlockParams& p) {
 }
 
 #define DRAFT_BLOCK_PART(NAME, QUERIES, LANE_QUADS)                                                               \
-    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) NAME(const __grid_constant__ DraftBlockParams p) { \
+    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) NAME(const __grid_constant__ DraftBlockParams p) { \
         draft_block_part<QUERIES, LANE_QUADS>(p);                                                                 \
     }
 // By the longest head.

@@ -1,10 +1,11 @@
 // y = x * rsqrt(mean(x^2) + eps) * weight, vector by vector.
 //
 // A warp takes a short vector, a block a long one: which of the two follows from the width alone, and so does the order
-// of the sum: quads of columns in turn over the threads, a chain per thread, then the tree of block_reduce.cuh.
+// of the sum: quads of columns in turn over the threads, a chain per thread, then the tree of block_reduce.cuh. What a
+// thread has of the vector and of the weight stays in registers; weights are read while the predecessor still runs.
 #include "block_reduce.cuh"
 
-constexpr u32 BLOCK_WARPS = 16;   // of a long vector
+constexpr u32 LONG_WARPS = 20;    // of a long vector: 5120 columns are two quads a thread
 constexpr u32 SHORT_VECTORS = 8;  // of a block of short ones
 
 struct RmsNormParams {
@@ -16,38 +17,97 @@ struct RmsNormParams {
     u32 num_vectors;
     u32 width;
     float eps;
+    u32 has_quads;        // everything starts on 16 bytes and is as long as whole quads
 };
 
-__device__ __forceinline__ float sum_of_squares(const float* x, u32 width, u32 thread, u32 num_threads) {
-    float sum = 0.0f;
-    for (u32 first = thread * 4; first < width; first += num_threads * 4) {
+__device__ __forceinline__ float4 load_quad(const RmsNormParams& p, const float* vector, u32 first) {
+    float4 quad = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (p.has_quads) {
+        if (first < p.width) quad = *reinterpret_cast<const float4*>(vector + first);
+        return quad;
+    }
+    if (first < p.width) quad.x = vector[first];
+    if (first + 1 < p.width) quad.y = vector[first + 1];
+    if (first + 2 < p.width) quad.z = vector[first + 2];
+    if (first + 3 < p.width) quad.w = vector[first + 3];
+    return quad;
+}
+
+__device__ __forceinline__ void store_quad(const RmsNormParams& p, float* vector, u32 first, float4 quad) {
+    if (p.has_quads) {
+        if (first < p.width) *reinterpret_cast<float4*>(vector + first) = quad;
+        return;
+    }
+    if (first < p.width) vector[first] = quad.x;
+    if (first + 1 < p.width) vector[first + 1] = quad.y;
+    if (first + 2 < p.width) vector[first + 2] = quad.z;
+    if (first + 3 < p.width) vector[first + 3] = quad.w;
+}
+
+__device__ __forceinline__ float add_squares(float4 quad, float sum) {
+    return fmaf(quad.w, quad.w, fmaf(quad.z, quad.z, fmaf(quad.y, quad.y, fmaf(quad.x, quad.x, sum))));
+}
+
+__device__ __forceinline__ float4 scaled(float4 quad, float scale) {
+    return {quad.x * scale, quad.y * scale, quad.z * scale, quad.w * scale};
+}
+
+// A thread's part of a vector: quads `thread`, `thread + THREADS` and so on, QUADS of them in registers, the rest read twice.
+template <u32 THREADS, u32 QUADS>
+struct VectorPart {
+    const RmsNormParams& p;
+    const u32 thread;
+    float4 weights[QUADS], values[QUADS];
+
+    __device__ __forceinline__ VectorPart(const RmsNormParams& params, u32 index) : p(params), thread(index) {
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            if (first + i < width) sum += x[first + i] * x[first + i];
+        for (u32 i = 0; i < QUADS; i++) weights[i] = p.weight ? load_quad(p, p.weight, place(i)) : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+    }
+
+    __device__ __forceinline__ u32 place(u32 i) const { return (i * THREADS + thread) * 4; }
+
+    __device__ __forceinline__ float sum_of_squares(const float* x) {
+        float sum = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < QUADS; i++) values[i] = load_quad(p, x, place(i));
+#pragma unroll
+        for (u32 i = 0; i < QUADS; i++) sum = add_squares(values[i], sum);
+        for (u32 i = QUADS; place(i) < p.width; i++) sum = add_squares(load_quad(p, x, place(i)), sum);
+        return sum;
+    }
+
+    __device__ __forceinline__ static float4 product(float4 value, float scale, float4 weight) {
+        const float4 y = scaled(value, scale);
+        return {y.x * weight.x, y.y * weight.y, y.z * weight.z, y.w * weight.w};
+    }
+
+    __device__ __forceinline__ void normalise(const float* x, float* y, float sum) const {
+        const float scale = 1.0f / sqrtf(sum / static_cast<float>(p.width) + p.eps);
+#pragma unroll
+        for (u32 i = 0; i < QUADS; i++) store_quad(p, y, place(i), product(values[i], scale, weights[i]));
+        for (u32 i = QUADS; place(i) < p.width; i++) {
+            const float4 weight = p.weight ? load_quad(p, p.weight, place(i)) : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+            store_quad(p, y, place(i), product(load_quad(p, x, place(i)), scale, weight));
         }
     }
-    return sum;
-}
-
-__device__ __forceinline__ void normalise(const RmsNormParams& p, const float* x, float* y, float sum, u32 thread, u32 num_threads) {
-    const float scale = 1.0f / sqrtf(sum / static_cast<float>(p.width) + p.eps);
-    for (u32 i = thread; i < p.width; i += num_threads) y[i] = p.weight ? x[i] * scale * p.weight[i] : x[i] * scale;
-}
+};
 
 extern "C" __global__ void __launch_bounds__(SHORT_VECTORS* WARP_LANES) rms_norm_short(const __grid_constant__ RmsNormParams p) {
+    const u32 i = blockIdx.x * SHORT_VECTORS + threadIdx.x / WARP_LANES;
+    VectorPart<WARP_LANES, 4> part(p, threadIdx.x % WARP_LANES);
     wait_for_predecessors();
     launch_dependents();
-    const u32 i = blockIdx.x * SHORT_VECTORS + threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     if (i >= p.num_vectors) return;
     const float* x = p.x + p.x_offset + i * p.x_stride;
-    const float sum = warp_sum(sum_of_squares(x, p.width, lane, WARP_LANES));
-    normalise(p, x, p.y + static_cast<u64>(i) * p.width, sum, lane, WARP_LANES);
+    const float sum = warp_sum(part.sum_of_squares(x));
+    part.normalise(x, p.y + static_cast<u64>(i) * p.width, sum);
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_WARPS* WARP_LANES) rms_norm_long(const __grid_constant__ RmsNormParams p) {
+extern "C" __global__ void __launch_bounds__(LONG_WARPS* WARP_LANES) rms_norm_long(const __grid_constant__ RmsNormParams p) {
+    VectorPart<LONG_WARPS * WARP_LANES, 4> part(p, threadIdx.x);
     wait_for_predecessors();
     launch_dependents();
     const float* x = p.x + p.x_offset + blockIdx.x * p.x_stride;
-    const float sum = block_sum<BLOCK_WARPS>(sum_of_squares(x, p.width, threadIdx.x, BLOCK_WARPS * WARP_LANES));
-    normalise(p, x, p.y + static_cast<u64>(blockIdx.x) * p.width, sum, threadIdx.x, BLOCK_WARPS * WARP_LANES);
+    const float sum = block_sum<LONG_WARPS>(part.sum_of_squares(x));
+    part.normalise(x, p.y + static_cast<u64>(blockIdx.x) * p.width, sum);
 }

@@ -184,10 +184,11 @@ fn resolve_head(
             got: "\"screened\"".into(),
         }
         .into()),
-        _ if backend == Backend::Cuda && HeadPath::can_screen(config.hidden_size) => {
-            Ok(HeadPath::Screened)
-        }
-        _ => Ok(HeadPath::usual(config.vocab_size, config.hidden_size)),
+        _ => Ok(HeadPath::usual(
+            backend,
+            config.vocab_size,
+            config.hidden_size,
+        )),
     }
 }
 

@@ -1,12 +1,20 @@
-//! The CUDA matmuls against cuBLASLt on the matrices of a 27B model, all in one run.
+//! CUDA kernels on the shapes of a 27B model, all in one run; matmuls against cuBLASLt.
 //!
 //! For each matrix: bits first (W12 against BF16 weights that were written by another kernel, every row count against
 //! 64 rows, float64 by tolerance), then microseconds of graph replays over copies that together are far larger than the
-//! L2 cache. `SPECPILOT_BENCH_JSON=FILE` also writes the figures there; names of matrices as arguments pick some.
+//! L2 cache. `SPECPILOT_BENCH_JSON=FILE` also writes the figures there; names of matrices or of other parts as arguments
+//! pick some.
 
+mod append;
 mod cublas;
+mod drafter;
+mod gdn_wy;
+mod numbers;
 mod planted;
+mod rows;
+mod screen;
 mod timing;
+mod tree_attention;
 
 use cublas::CublasLt;
 use planted::{Planted, activations};
@@ -79,12 +87,27 @@ fn main() {
         .skip(1)
         .filter(|a| !a.starts_with('-'))
         .collect();
+    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| w == name);
     let lt = CublasLt::new(&device);
     println!("{}, {:?}", cuda.gpu_name().expect("a name"), cuda.limits());
     let mut results = Vec::new();
     for (name, n, k) in MATRICES {
-        if wanted.is_empty() || wanted.iter().any(|w| w == name) {
+        if is_wanted(name) {
             results.extend(bench_matrix(&device, cuda, lt.as_ref(), name, n, k));
+        }
+    }
+    type Bench = fn(&Device, &CudaDevice) -> Vec<Value>;
+    let parts: [(&str, Bench); 6] = [
+        ("append", append::bench),
+        ("gdn_wy", gdn_wy::bench),
+        ("tree_attention", tree_attention::bench),
+        ("rows", rows::bench),
+        ("drafter", drafter::bench),
+        ("screen", screen::bench),
+    ];
+    for (name, bench) in parts {
+        if is_wanted(name) {
+            results.extend(bench(&device, cuda));
         }
     }
     print_means(&results);

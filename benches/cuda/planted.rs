@@ -157,8 +157,13 @@ impl Planted {
     }
 }
 
-/// Gaussian activations.
+/// Gaussian activations, rounded for a matmul.
 pub fn activations(device: &Device, num_rows: usize, k: usize) -> Result<RoundedRows, DeviceError> {
+    RoundedRows::new(device, &gaussian(num_rows * k), k)
+}
+
+/// Gaussian values that BF16 holds.
+pub fn gaussian(len: usize) -> Vec<f32> {
     let mut state = 0x1234_5678_9ABC_DEF1_u64;
     let mut uniform = || {
         state ^= state << 13;
@@ -166,9 +171,8 @@ pub fn activations(device: &Device, num_rows: usize, k: usize) -> Result<Rounded
         state ^= state << 17;
         ((state >> 40) as f32 + 0.5) / (1 << 24) as f32
     };
-    let x: Vec<f32> = (0..num_rows * k)
+    (0..len)
         .map(|_| (-2.0 * uniform().ln()).sqrt() * (std::f32::consts::TAU * uniform()).cos())
         .map(|x| bf16::from_f32(x).to_f32())
-        .collect();
-    RoundedRows::new(device, &x, k)
+        .collect()
 }

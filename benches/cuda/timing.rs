@@ -1,7 +1,24 @@
 //! Times of captured graphs.
 
+use std::time::Instant;
+
 use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use specpilot_rs::device::cuda::CudaDevice;
+
+/// Microseconds of one call that waits for its results: the median of `NUM_CALLS`, by the clock.
+pub fn call_us(mut call: impl FnMut()) -> f64 {
+    const NUM_CALLS: usize = 50;
+    (0..3).for_each(|_| call());
+    let mut times: Vec<f64> = (0..NUM_CALLS)
+        .map(|_| {
+            let start = Instant::now();
+            call();
+            start.elapsed().as_secs_f64() * 1e6
+        })
+        .collect();
+    times.sort_by(f64::total_cmp);
+    times[NUM_CALLS / 2]
+}
 
 /// Microseconds of one call: `record(i)` for i in 0..`num_calls` is captured in a graph, and the median of its replays
 /// divided by `num_calls`.

@@ -182,6 +182,14 @@ impl Kernel for DraftSelect {
         if num_rows == 0 {
             return Ok(());
         }
+        if top_k > BLOCK_THREADS {
+            return Err(KernelError::OutOfRange {
+                kernel: Self::NAME,
+                argument: "top_k",
+                bound: BLOCK_THREADS + 1,
+                got: top_k,
+            });
+        }
         let num_parts = args.vocab_size.div_ceil(PART_LEN);
         let sums_at = num_rows * num_parts * top_k * size_of::<u64>();
         let scratch = launcher.scratch(sums_at + num_rows * num_parts * 2 * size_of::<f32>())?;

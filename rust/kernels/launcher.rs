@@ -118,6 +118,20 @@ impl<'a> Launcher<'a> {
         Ok(())
     }
 
+    /// Clusters of `shape` that the GPU holds of `entry` at a time.
+    ///
+    /// # Errors
+    /// [`KernelError::Device`].
+    pub(super) fn max_clusters(&self, entry: &str, shape: Shape) -> Result<usize, KernelError> {
+        let count = || {
+            let device = self.device;
+            let function = device.function(KernelSource::of(self.kernel), entry)?;
+            device.allow_shared_bytes(&function, shape.shared_bytes as usize)?;
+            Launch::new(&function, shape, false).max_clusters(device)
+        };
+        count().map_err(|source| self.named(source))
+    }
+
     /// Launches `entry`, which waits for its predecessors itself (`wait_for_predecessors` in `async_copy.cuh`).
     ///
     /// # Safety

@@ -87,6 +87,11 @@ impl Kernel for RmsNorm {
             num_vectors: args.num_vectors as u32,
             width: args.width as u32,
             eps: args.eps,
+            has_quads: u32::from(
+                [args.x_offset, args.x_stride, args.width]
+                    .iter()
+                    .all(|len| len.is_multiple_of(4)),
+            ),
         };
         // By the width alone: the order of the sum must not depend on the number of vectors.
         let (entry, shape) = match args.width {
@@ -94,7 +99,7 @@ impl Kernel for RmsNorm {
                 "rms_norm_short",
                 Shape::of_blocks(args.num_vectors.div_ceil(8), 256),
             ),
-            _ => ("rms_norm_long", Shape::of_blocks(args.num_vectors, 512)),
+            _ => ("rms_norm_long", Shape::of_blocks(args.num_vectors, 640)),
         };
         // SAFETY: `params` mirrors the kernel's; `check` saw that source, weight and result are long enough.
         unsafe { launcher.run(entry, shape, &params) }
@@ -116,6 +121,7 @@ struct RmsNormParams {
     num_vectors: u32,
     width: u32,
     eps: f32,
+    has_quads: u32,
 }
 
 struct VectorTask<'a> {

@@ -91,7 +91,7 @@ impl Decoder {
     /// drafter.
     ///
     /// # Errors
-    /// [`DeviceError`] when the device has no room.
+    /// [`DeviceError`](crate::error::DeviceError) when the device has no room.
     pub fn new(
         config: ModelConfig,
         weights: DecoderWeights,
@@ -99,7 +99,7 @@ impl Decoder {
         head: HeadPath,
         max_rows: usize,
         device: &Device,
-    ) -> Result<Self, DeviceError> {
+    ) -> Result<Self> {
         let rows = |width| device.try_alloc(max_rows * width);
         Ok(Self {
             inverse_frequencies: device.constants(&config.rope.inverse_frequencies())?,

@@ -12,8 +12,8 @@
 //! monotone, does not need; no family served has one.
 
 use super::weights::DecoderWeights;
-use crate::device::{Buffer, Device, Staged};
-use crate::error::{DeviceError, Result};
+use crate::device::{Backend, Buffer, Device, Staged};
+use crate::error::Result;
 use crate::kernels::Kernel;
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
 use crate::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
@@ -27,6 +27,9 @@ use crate::request::ScreenCounts;
 /// twice the multiplications it saves once there are several rows). Measured with the kernel's bench on two cores with
 /// AVX-512 VNNI: from here on screening is faster at 1, 8 and 32 rows; at half of it 32 rows are a tie.
 const SCREEN_FROM_WEIGHTS: usize = 1 << 21;
+
+/// Likewise on a GPU, where screening is three launches more than a matmul that reads twice as much.
+const SCREEN_FROM_WEIGHTS_ON_CUDA: usize = 1 << 26;
 
 /// How greedy tokens are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,8 +55,12 @@ impl HeadPath {
     }
 
     /// The faster path for a head of this shape.
-    pub fn usual(vocab_size: usize, hidden_size: usize) -> Self {
-        let pays = has_byte_products() && vocab_size * hidden_size >= SCREEN_FROM_WEIGHTS;
+    pub fn usual(backend: Backend, vocab_size: usize, hidden_size: usize) -> Self {
+        let num_weights = vocab_size * hidden_size;
+        let pays = match backend {
+            Backend::Host => has_byte_products() && num_weights >= SCREEN_FROM_WEIGHTS,
+            Backend::Cuda => num_weights >= SCREEN_FROM_WEIGHTS_ON_CUDA,
+        };
         match pays && Self::can_screen(hidden_size) {
             true => Self::Screened,
             false => Self::Dense,
@@ -87,16 +94,20 @@ impl Head {
     /// Makes the INT8 copy if `path` wants one, and buffers for `max_rows` rows.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfMemory`].
+    /// [`DeviceError`](crate::error::DeviceError) when there is no room for them.
     pub(super) fn new(
         device: &Device,
         weights: &DecoderWeights,
         path: HeadPath,
         max_rows: usize,
-    ) -> Result<Self, DeviceError> {
+    ) -> Result<Self> {
         let screened = match path {
             HeadPath::Dense => None,
-            HeadPath::Screened => weights.head_bf16().map(ScreenedHead::new),
+            HeadPath::Screened => {
+                let head = weights.head_bf16();
+                head.map(|head| ScreenedHead::new_on(device, head))
+                    .transpose()?
+            }
         };
         let (vocab_size, width) = (weights.embed.out_features(), weights.embed.in_features());
         Ok(Self {

@@ -87,7 +87,8 @@ impl Footprint {
             ),
             head_copy: match limits.head {
                 HeadPath::Screened => {
-                    ScreenedHead::bytes_for(config.vocab_size, config.hidden_size) as u64
+                    let (rows, columns) = (config.vocab_size, config.hidden_size);
+                    ScreenedHead::bytes_for(holdings.backend, rows, columns) as u64
                 }
                 HeadPath::Dense => 0,
             },

@@ -41,6 +41,7 @@ pub const KERNEL_SOURCES: &[KernelSource] = sources! {
     "gdn_fold", true;
     "gdn_wy", true;
     "greedy_argmax", true;
+    "lm_head_screen", true;
     "rms_norm", true;
     "rope", true;
     "tree_attention", true;
@@ -60,6 +61,9 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "mma.cuh",
     "octet_sums.cuh",
     "packed_rows.cuh",
+    "screen.cuh",
+    "screen_scan.cuh",
+    "screen_scan_wgmma.cuh",
     "placed_rows.cuh",
     "row_paths.cuh",
     "skinny_matmul.cuh",
@@ -67,6 +71,7 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "split_product.cuh",
     "tf32.cuh",
     "thread_copy.cuh",
+    "top_keys.cuh",
     "w12_decode.cuh"
 ];
 

@@ -6,7 +6,9 @@ use rayon::prelude::*;
 use super::super::packed_bf16::PackedBf16;
 use super::super::simd::bytes::{QuadRow, ZERO_BYTE};
 use super::super::simd::{self, LANES, Lanes, Task};
-use crate::device::Buffer;
+use super::head_codes::{HeadCodes, ScreenScan};
+use crate::device::{Backend, Buffer, Device};
+use crate::error::KernelError;
 
 /// Largest value of a weight's code.
 const MAX_CODE: f64 = 127.0;
@@ -22,6 +24,8 @@ pub(super) const ROUND: f64 = 6_755_399_441_055_744.0; // 1.5 * 2^52
 pub struct ScreenedHead {
     codes: Buffer<u8>,
     channels: Vec<TileBounds>,
+    /// The codes on a GPU; `codes` and `channels` are empty then.
+    cuda: Option<HeadCodes>,
     out_features: usize,
     in_features: usize,
     largest_norm: f64,
@@ -67,9 +71,43 @@ impl ScreenedHead {
             largest_norm: norms.filter(|norm| norm.is_finite()).fold(0.0, f64::max),
             codes,
             channels,
+            cuda: None,
             out_features: n,
             in_features: k,
         }
+    }
+
+    /// Codes `weight` where it lies, for kernels on `device`.
+    ///
+    /// # Errors
+    /// [`KernelError::WrongDevice`] when it lies on another device; [`KernelError::Device`].
+    pub fn new_on(device: &Device, weight: &PackedBf16) -> Result<Self, KernelError> {
+        let Device::Cuda(cuda) = device else {
+            return Ok(Self::new(weight));
+        };
+        let codes = HeadCodes::new(device, cuda, weight)?;
+        Ok(Self {
+            codes: Buffer::zeroed(0),
+            channels: Vec::new(),
+            largest_norm: codes.largest_norm()?,
+            cuda: Some(codes),
+            out_features: weight.out_features(),
+            in_features: weight.in_features(),
+        })
+    }
+
+    /// The same head, scanned by `scan` on a GPU: for tests, for which is faster is known.
+    #[must_use]
+    pub fn scanned_by(mut self, scan: ScreenScan) -> Self {
+        if let Some(codes) = &mut self.cuda {
+            codes.scan = scan;
+        }
+        self
+    }
+
+    /// The codes on a GPU.
+    pub(super) fn on_cuda(&self) -> Option<&HeadCodes> {
+        self.cuda.as_ref()
     }
 
     /// Number of output channels: the vocabulary.
@@ -84,12 +122,22 @@ impl ScreenedHead {
 
     /// Bytes in memory.
     pub fn num_bytes(&self) -> usize {
-        Self::bytes_for(self.out_features, self.in_features)
+        let backend = match self.cuda {
+            Some(_) => Backend::Cuda,
+            None => Backend::Host,
+        };
+        Self::bytes_for(backend, self.out_features, self.in_features)
     }
 
     /// Bytes that the copy of a head of this shape takes.
-    pub const fn bytes_for(out_features: usize, in_features: usize) -> usize {
-        out_features.div_ceil(LANES) * (tile_bytes(in_features) + size_of::<TileBounds>())
+    pub fn bytes_for(backend: Backend, out_features: usize, in_features: usize) -> usize {
+        match backend {
+            Backend::Host => {
+                let tile = tile_bytes(in_features) + size_of::<TileBounds>();
+                out_features.div_ceil(LANES) * tile
+            }
+            Backend::Cuda => HeadCodes::bytes_for(out_features, in_features),
+        }
     }
 
     /// Codes of tile `tile`, four columns of 16 channels at a time.

@@ -153,17 +153,7 @@ pub(super) fn decide_densely(
             best_logits: &mut best_logits,
         },
     );
-    let gap = |i: usize| {
-        let mut top = TopTwo::starting_at(0);
-        let logits = &logits.host()[i * n..][..n];
-        let masked = super::mask_bits(masked[i], n);
-        for (id, &logit) in logits.iter().enumerate() {
-            if masked[id / LANES] >> (id % LANES) & 1 == 0 {
-                top.add(id as u32, logit);
-            }
-        }
-        top.gap()
-    };
+    let gap = |i: usize| gap_of(&logits.host()[i * n..][..n], masked[i]);
     (rows.iter().zip(token_ids).zip(best_logits).enumerate())
         .map(|(i, ((&row, id), logit))| Choice {
             row,
@@ -172,4 +162,16 @@ pub(super) fn decide_densely(
             gap: if with_gap { gap(i) } else { f32::NAN },
         })
         .collect()
+}
+
+/// The difference between the two largest logits that are neither masked nor NaN.
+pub(super) fn gap_of(logits: &[f32], masked: &[u32]) -> f32 {
+    let mut top = TopTwo::starting_at(0);
+    let masked = super::mask_bits(masked, logits.len());
+    for (id, &logit) in logits.iter().enumerate() {
+        if masked[id / LANES] >> (id % LANES) & 1 == 0 {
+            top.add(id as u32, logit);
+        }
+    }
+    top.gap()
 }

@@ -3,7 +3,7 @@
 use numpy::{IntoPyArray, PyArray4, PyReadonlyArray1, PyReadonlyArray3, PyReadonlyArray4};
 use pyo3::prelude::*;
 
-use super::{array, array_on, device_named, placed_rows, run_on};
+use super::{array, array_on, device_named, placed_rows, run};
 use crate::kernels::append_kv::{AppendKv, AppendKvArgs, KvLayer};
 
 /// Key pages, value pages.
@@ -29,7 +29,7 @@ pub(super) fn append_kv<'py>(
     let (mut k, mut v) = (array_on(&device, &k_pages)?, array_on(&device, &v_pages)?);
     let place = (0, first_position);
     let placed = placed_rows(&device, place, page_table.as_slice()?, rows.as_slice()?)?;
-    run_on::<AppendKv>(
+    run::<AppendKv>(
         py,
         &device,
         AppendKvArgs {

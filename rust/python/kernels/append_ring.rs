@@ -3,7 +3,7 @@
 use numpy::{IntoPyArray, PyArray3, PyReadonlyArray1, PyReadonlyArray2, PyReadonlyArray3};
 use pyo3::prelude::*;
 
-use super::{array, array_on, device_named, placed_rows, run_on};
+use super::{array, array_on, device_named, placed_rows, run};
 use crate::kernels::append_ring::{AppendRing, AppendRingArgs, Ring};
 
 /// Rings `[slots, ring_len, row_len]` after the tail's `rows` went to `slot` from `first_position` on.
@@ -22,7 +22,7 @@ pub(super) fn append_ring<'py>(
     let device = device_named(device)?;
     let mut to = array_on(&device, &rings)?;
     let placed = placed_rows(&device, (slot, first_position), &[], rows.as_slice()?)?;
-    run_on::<AppendRing>(
+    run::<AppendRing>(
         py,
         &device,
         AppendRingArgs {

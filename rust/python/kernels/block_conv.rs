@@ -3,7 +3,7 @@
 use numpy::{IntoPyArray, PyArray3, PyReadonlyArray3, PyReadonlyArray5};
 use pyo3::prelude::*;
 
-use super::{array, array_on, device_named, nan_buffer_on, run_on};
+use super::{array, array_on, device_named, nan_buffer_on, run};
 use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::block_conv::{BlockConv, BlockConvArgs, ConvSide};
 
@@ -27,7 +27,7 @@ pub(super) fn block_conv<'py>(
         Some(y) => (array_on(&device, y)?, Epilogue::AddToOutput),
         None => (nan_buffer_on(&device, x.as_array().len())?, Epilogue::Store),
     };
-    run_on::<BlockConv>(
+    run::<BlockConv>(
         py,
         &device,
         BlockConvArgs {

@@ -3,7 +3,7 @@
 use numpy::{IntoPyArray, PyArray4, PyReadonlyArray1, PyReadonlyArray4};
 use pyo3::prelude::*;
 
-use super::{array, array_on, device_named, nan_buffer_on, run_on};
+use super::{array, array_on, device_named, nan_buffer_on, run};
 use crate::error::Error;
 use crate::kernels::draft_block::{BlockContext, BlockContexts, DraftBlock, DraftBlockArgs};
 
@@ -39,7 +39,7 @@ pub(super) fn draft_block<'py>(
     let device = device_named(device)?;
     let contexts = BlockContexts::of(&device, &contexts).map_err(Error::from)?;
     let mut out = nan_buffer_on(&device, q.as_array().len())?;
-    run_on::<DraftBlock>(
+    run::<DraftBlock>(
         py,
         &device,
         DraftBlockArgs {

@@ -5,7 +5,7 @@ use numpy::{IntoPyArray, PyArray3, PyArray4, PyReadonlyArray2, PyReadonlyArray3}
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use super::{array, array_on, buffer_on, device_named, list_on, nan_buffer_on, packed_on, run_on};
+use super::{array, array_on, buffer_on, device_named, list_on, nan_buffer_on, packed_on, run};
 use crate::error::Error;
 use crate::kernels::draft_select::{DraftSelect, DraftSelectArgs, LogitShape, Selector};
 
@@ -44,7 +44,7 @@ pub(super) fn draft_select<'py>(
     };
     let mut token_ids = buffer_on(&device, &vec![u32::MAX; num_rows * top_k])?;
     let mut log_probs = nan_buffer_on(&device, num_rows * num_parents * top_k)?;
-    run_on::<DraftSelect>(
+    run::<DraftSelect>(
         py,
         &device,
         DraftSelectArgs {

@@ -3,7 +3,7 @@
 use numpy::{IntoPyArray, PyArray2, PyReadonlyArray1, PyReadonlyArray2};
 use pyo3::prelude::*;
 
-use super::{array, device_named, list_on, nan_buffer_on, packed_on, run_on};
+use super::{array, device_named, list_on, nan_buffer_on, packed_on, run};
 use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
 
 /// Rows `token_ids` of `table`, widened, times `scale`.
@@ -21,7 +21,7 @@ pub(super) fn embed_rows<'py>(
     let token_ids = list_on(&device, token_ids.as_slice()?)?;
     let shape = (token_ids.len(), table.in_features());
     let mut y = nan_buffer_on(&device, shape.0 * shape.1)?;
-    run_on::<EmbedRows>(
+    run::<EmbedRows>(
         py,
         &device,
         EmbedRowsArgs {

@@ -4,7 +4,7 @@ use numpy::{IntoPyArray, PyArray2, PyReadonlyArray1, PyReadonlyArray2};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use super::{array, array_on, device_named, run_on};
+use super::{array, array_on, device_named, run};
 use crate::kernels::gate::{Gate, GateArgs, GateKind};
 
 /// `f(x) * y` with `kind` "silu" or "sigmoid"; the vectors of the flat `x` lie `x_stride` apart.
@@ -31,7 +31,7 @@ pub(super) fn gate<'py>(
     let (num_vectors, width) = y.as_array().dim();
     let device = device_named(device)?;
     let mut gated = array_on(&device, &y)?;
-    run_on::<Gate>(
+    run::<Gate>(
         py,
         &device,
         GateArgs {

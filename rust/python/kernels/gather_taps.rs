@@ -3,7 +3,7 @@
 use numpy::{IntoPyArray, PyArray2, PyReadonlyArray2};
 use pyo3::prelude::*;
 
-use super::{array, array_on, device_named, list_on, nan_buffer_on, run_on};
+use super::{array, array_on, device_named, list_on, nan_buffer_on, run};
 use crate::device::Buffer;
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
 
@@ -22,7 +22,7 @@ pub(super) fn gather_taps<'py>(
     let buffers: Vec<Buffer<f32>> = buffers.collect::<PyResult<_>>()?;
     let shape = (rows.len(), taps.len() * width);
     let mut y = nan_buffer_on(&device, shape.0 * shape.1)?;
-    run_on::<GatherTaps>(
+    run::<GatherTaps>(
         py,
         &device,
         GatherTapsArgs {

@@ -4,7 +4,7 @@ use numpy::{IntoPyArray, PyArrayDyn};
 use pyo3::prelude::*;
 
 use super::gdn_wy::{CacheTuple, ShapeTuple, gdn_shape, layer_cache};
-use super::{array, device_named, run_on};
+use super::{array, device_named, run};
 use crate::kernels::gdn_fold::{GdnFold, GdnFoldArgs};
 
 /// The cache's states after the one behind `anchor` was folded for `slot`.
@@ -20,7 +20,7 @@ pub(super) fn gdn_fold<'py>(
 ) -> PyResult<Bound<'py, PyArrayDyn<f32>>> {
     let device = device_named(device)?;
     let mut layer = layer_cache(&device, &cache)?;
-    run_on::<GdnFold>(
+    run::<GdnFold>(
         py,
         &device,
         GdnFoldArgs {

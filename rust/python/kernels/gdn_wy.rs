@@ -3,7 +3,7 @@
 use numpy::{IntoPyArray, PyArray2, PyReadonlyArray1, PyReadonlyArray2, PyReadonlyArrayDyn};
 use pyo3::prelude::*;
 
-use super::{SegmentTuple, array, array_on, device_named, nan_buffer_on, row_paths, run_on};
+use super::{SegmentTuple, array, array_on, device_named, nan_buffer_on, row_paths, run};
 use crate::device::Device;
 use crate::kernels::gdn_wy::{
     GdnLayerCache, GdnShape, GdnTail, GdnWeights, GdnWy, GdnWyArgs, anchor_of,
@@ -83,7 +83,7 @@ pub(super) fn gdn_wy<'py>(
     let mut y = rows(row_lens[0])?;
     let (k, d, g) = (rows(row_lens[1])?, rows(row_lens[2])?, rows(row_lens[3])?);
     let mut tail = GdnTail { k, d, g };
-    run_on::<GdnWy>(
+    run::<GdnWy>(
         py,
         &device,
         GdnWyArgs {

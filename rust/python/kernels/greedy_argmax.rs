@@ -3,7 +3,7 @@
 use numpy::{IntoPyArray, PyArray1, PyReadonlyArray2};
 use pyo3::prelude::*;
 
-use super::{array_on, device_named, masked_on, run_on};
+use super::{array_on, device_named, masked_on, run};
 use crate::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
 
 /// Token ids and their logits, one per row.
@@ -22,7 +22,7 @@ pub(super) fn greedy_argmax<'py>(
     let device = device_named(device)?;
     let mut token_ids = vec![u32::MAX; num_rows];
     let mut best_logits = vec![f32::NAN; num_rows];
-    run_on::<GreedyArgmax>(
+    run::<GreedyArgmax>(
         py,
         &device,
         GreedyArgmaxArgs {

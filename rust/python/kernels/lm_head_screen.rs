@@ -4,10 +4,12 @@ use numpy::{IntoPyArray, PyArray1, PyArray2, PyReadonlyArray2};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use super::{buffer, packed, run};
-use crate::device::Buffer;
-use crate::kernels::lm_head_screen::{LmHeadScreen, LmHeadScreenArgs, ScreenedHead, intervals};
-use crate::kernels::masked_ids::MaskedIds;
+use super::{
+    array_on, buffer, device_named, masked_on, nan_buffer_on, packed, packed_on, refused, run,
+};
+use crate::kernels::lm_head_screen::{
+    LmHeadScreen, LmHeadScreenArgs, ScreenScan, ScreenedHead, intervals,
+};
 use crate::kernels::simd;
 
 /// Token ids, their logits, survivors, fallbacks and gaps, one per row.
@@ -22,31 +24,44 @@ type Decisions<'py> = (
 /// Greedy ids of `x @ weight.T`; `masked` lists the forbidden ids of each row. Gaps between the two largest logits on
 /// request.
 #[pyfunction]
-#[pyo3(signature = (x, weight, masked, with_gap=false))]
+#[pyo3(signature = (x, weight, masked, with_gap=false, device="cpu", scan="auto"))]
 pub(super) fn lm_head_screen<'py>(
     py: Python<'py>,
     x: PyReadonlyArray2<'py, f32>,
     weight: PyReadonlyArray2<'py, u16>,
     masked: Vec<Vec<u32>>,
     with_gap: bool,
+    device: &str,
+    scan: &str,
 ) -> PyResult<Decisions<'py>> {
     let num_rows = x.as_array().nrows();
-    let (x, exact) = (buffer(&x)?, packed(&weight)?);
-    let head = ScreenedHead::new(&exact);
+    let device = device_named(device)?;
+    let (x, exact) = (array_on(&device, &x)?, packed_on(&device, &weight)?);
+    let mut head = ScreenedHead::new_on(&device, &exact).map_err(refused)?;
+    match scan {
+        "auto" => {}
+        "mma" => head = head.scanned_by(ScreenScan::Mma),
+        got => {
+            return Err(PyValueError::new_err(format!(
+                "lm_head_screen: `scan` must be auto or mma, got {got}"
+            )));
+        }
+    }
     let mut token_ids = vec![u32::MAX; num_rows];
     let mut best_logits = vec![f32::NAN; num_rows];
-    let mut dense_logits = Buffer::zeroed(num_rows * exact.out_features());
+    let mut dense_logits = nan_buffer_on(&device, num_rows * exact.out_features())?;
     let mut survivors = vec![u32::MAX; num_rows];
     let mut fell_back = vec![false; num_rows];
     let mut gaps = vec![f32::NAN; num_rows];
     run::<LmHeadScreen>(
         py,
+        &device,
         LmHeadScreenArgs {
             x: &x,
             num_rows,
             head: &head,
             exact: &exact,
-            masked: &MaskedIds::on_host(&masked.iter().map(Vec::as_slice).collect::<Vec<_>>()),
+            masked: &masked_on(&device, &masked)?,
             dense_logits: &mut dense_logits,
             token_ids: &mut token_ids,
             best_logits: &mut best_logits,

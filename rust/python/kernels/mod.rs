@@ -143,19 +143,11 @@ fn masked_on(device: &Device, rows: &[Vec<u32>]) -> PyResult<MaskedIds> {
 }
 
 /// Runs kernel `K` on `device` with the lock released.
-fn run_on<K: Kernel>(py: Python<'_>, device: &Device, args: K::Args<'_>) -> PyResult<()>
+fn run<K: Kernel>(py: Python<'_>, device: &Device, args: K::Args<'_>) -> PyResult<()>
 where
     for<'a> K::Args<'a>: Send,
 {
     py.detach(|| K::run(device, args)).map_err(refused)
-}
-
-/// Runs kernel `K` on the host with the lock released.
-fn run<K: Kernel>(py: Python<'_>, args: K::Args<'_>) -> PyResult<()>
-where
-    for<'a> K::Args<'a>: Send,
-{
-    run_on::<K>(py, device()?, args)
 }
 
 fn refused(error: KernelError) -> PyErr {

@@ -3,7 +3,7 @@
 use numpy::{IntoPyArray, PyArray2, PyReadonlyArray1};
 use pyo3::prelude::*;
 
-use super::{array, array_on, device_named, nan_buffer_on, run_on};
+use super::{array, array_on, device_named, nan_buffer_on, run};
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 
 /// Normalises `num_vectors` vectors of `width`, `x_stride` apart in the flat `x`.
@@ -25,7 +25,7 @@ pub(super) fn rms_norm<'py>(
     let weight = weight.as_ref().map(|weight| array_on(&device, weight));
     let weight = weight.transpose()?;
     let mut y = nan_buffer_on(&device, num_vectors * width)?;
-    run_on::<RmsNorm>(
+    run::<RmsNorm>(
         py,
         &device,
         RmsNormArgs {

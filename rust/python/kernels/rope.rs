@@ -3,7 +3,7 @@
 use numpy::{IntoPyArray, PyArray3, PyReadonlyArray1, PyReadonlyArray3};
 use pyo3::prelude::*;
 
-use super::{array, array_on, device_named, list_on, run_on};
+use super::{array, array_on, device_named, list_on, run};
 use crate::kernels::rope::{Rope, RopeArgs};
 
 /// Turns the pairs `(j, j + pair_offset)` of every head of `x` `[num_rows, num_heads, head_dim]`.
@@ -20,7 +20,7 @@ pub(super) fn rope<'py>(
     let shape = x.as_array().dim();
     let device = device_named(device)?;
     let mut y = array_on(&device, &x)?;
-    run_on::<Rope>(
+    run::<Rope>(
         py,
         &device,
         RopeArgs {

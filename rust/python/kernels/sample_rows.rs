@@ -3,7 +3,7 @@
 use numpy::{IntoPyArray, PyArray1, PyReadonlyArray2};
 use pyo3::prelude::*;
 
-use super::{array_on, device_named, masked_on, run_on};
+use super::{array_on, device_named, masked_on, run};
 use crate::kernels::sample_rows::{RowSampler, SampleRows, SampleRowsArgs};
 
 /// Token ids and their logits, one per row.
@@ -39,7 +39,7 @@ pub(super) fn sample_rows<'py>(
         .collect();
     let mut token_ids = vec![u32::MAX; num_rows];
     let mut chosen_logits = vec![f32::NAN; num_rows];
-    run_on::<SampleRows>(
+    run::<SampleRows>(
         py,
         &device,
         SampleRowsArgs {

@@ -3,7 +3,7 @@
 use numpy::{IntoPyArray, PyArray3, PyReadonlyArray3, PyReadonlyArray4};
 use pyo3::prelude::*;
 
-use super::{SegmentTuple, array, array_on, device_named, nan_buffer_on, row_paths, run_on};
+use super::{SegmentTuple, array, array_on, device_named, nan_buffer_on, row_paths, run};
 use crate::kernels::tree_attention::{TreeAttention, TreeAttentionArgs};
 
 /// Attention of `q` `[rows, q_heads, head_dim]`; `segments` holds `(slot, committed_len, parents)` with parent -1 for
@@ -27,7 +27,7 @@ pub(super) fn tree_attention<'py>(
     let shape = q.as_array().dim();
     let device = device_named(device)?;
     let mut out = nan_buffer_on(&device, shape.0 * shape.1 * shape.2)?;
-    run_on::<TreeAttention>(
+    run::<TreeAttention>(
         py,
         &device,
         TreeAttentionArgs {

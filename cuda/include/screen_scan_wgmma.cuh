@@ -1,0 +1,265 @@
+// The scan of lm_head_screen with wgmma, at the speed at which codes can be read: both operands come from shared memory, so no
+// instruction touches a weight between the copy engine and the matrix unit.
+//
+// A block keeps the codes of all rows for its part of K in shared memory and streams tiles of 64 channels past them, 128
+// columns a stage, through a ring that one lane fills. Two warpgroups take tiles in turn, so that one multiplies while the
+// other turns sums into bounds. Where the codes of 32 rows do not fit, two blocks of a cluster hold half of K each: for every
+// tile they exchange sums, and each decides every other group of eight rows.
+#pragma once
+
+#include "screen.cuh"
+
+constexpr u32 STAGE_CHUNKS = 8;
+constexpr u32 STAGE_BYTES = STAGE_CHUNKS * CHUNK_BYTES;
+constexpr u32 GROUP_THREADS = 128;
+constexpr u32 NUM_CONSUMERS = 2;
+constexpr u32 WGMMA_THREADS = NUM_CONSUMERS * GROUP_THREADS + WARP_LANES;
+
+// Of core matrices of 8 x 16 bytes without swizzle: where they lie, and the distance from one to the next along K and
+// across it.
+__device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 along_k, u32 across) {
+    return static_cast<u64>((address & 0x3FFFF) >> 4) | static_cast<u64>(along_k >> 4) << 16 | static_cast<u64>(across >> 4) << 32;
+}
+
+// d += a b for 64 channels x 32 columns of codes and 32 x COLUMNS, exactly; runs on its own until waited for.
+template <u32 COLUMNS>
+__device__ __forceinline__ void wgmma_k32(int (&d)[COLUMNS / 2], u64 a, u64 b);
+
+#define WGMMA_REGS_4(d, i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3])
+#define WGMMA_REGS_8(d, i) WGMMA_REGS_4(d, i), WGMMA_REGS_4(d, i + 4)
+#define WGMMA_REGS_16(d, i) WGMMA_REGS_8(d, i), WGMMA_REGS_8(d, i + 8)
+#define WGMMA_REGS_32(d, i) WGMMA_REGS_16(d, i), WGMMA_REGS_16(d, i + 16)
+
+template <>
+__device__ __forceinline__ void wgmma_k32<16>(int (&d)[8], u64 a, u64 b) {
+    asm volatile(
+        "{ .reg .pred adds; setp.ne.u32 adds, %10, 0;"
+        "wgmma.mma_async.sync.aligned.m64n16k32.s32.s8.s8 {%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, adds; }"
+        : WGMMA_REGS_8(d, 0) : "l"(a), "l"(b), "r"(1));
+}
+
+template <>
+__device__ __forceinline__ void wgmma_k32<32>(int (&d)[16], u64 a, u64 b) {
+    asm volatile(
+        "{ .reg .pred adds; setp.ne.u32 adds, %18, 0;"
+        "wgmma.mma_async.sync.aligned.m64n32k32.s32.s8.s8 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, adds; }"
+        : WGMMA_REGS_16(d, 0) : "l"(a), "l"(b), "r"(1));
+}
+
+template <>
+__device__ __forceinline__ void wgmma_k32<64>(int (&d)[32], u64 a, u64 b) {
+    asm volatile(
+        "{ .reg .pred adds; setp.ne.u32 adds, %34, 0;"
+        "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, adds; }"
+        : WGMMA_REGS_32(d, 0) : "l"(a), "l"(b), "r"(1));
+}
+
+__device__ __forceinline__ void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Waits until no more than PENDING batches run.
+template <u32 PENDING>
+__device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// Copies what many blocks read: without a hint, so that it stays in the L2 cache.
+__device__ __forceinline__ void copy_shared_data(u32 to, const u8* from, u32 num_bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+                 "r"(num_bytes), "r"(barrier) : "memory");
+}
+
+// Where things lie in shared memory; the launcher computes the same size.
+template <u32 ROWS>
+struct ScanLayout {
+    static constexpr u32 COLUMNS = 2 * ROWS, COLUMN_GROUPS = COLUMNS / 8, ROW_GROUPS = ROWS / 8;
+    // Sums of every other group of rows, high and low: a float4 for each thread.
+    static constexpr u32 INBOX_BYTES = ROW_GROUPS * GROUP_THREADS * 16;
+    u32 row_codes, ring, inbox, row_bounds, rows_full, ring_full, ring_empty, inbox_full, inbox_free, turns;
+
+    __device__ __forceinline__ ScanLayout(const ScreenParams& p, u32 start) {
+        row_codes = start;
+        ring = row_codes + p.num_chunks / p.cluster_blocks * COLUMNS * CHUNK_COLUMNS;
+        inbox = ring + p.ring_slots * STAGE_BYTES;
+        row_bounds = inbox + (p.cluster_blocks > 1 ? NUM_CONSUMERS * INBOX_BYTES : 0);
+        rows_full = row_bounds + ROWS * 16;
+        ring_full = rows_full + 8;
+        ring_empty = ring_full + p.ring_slots * 8;
+        inbox_full = ring_empty + p.ring_slots * 8;
+        inbox_free = inbox_full + NUM_CONSUMERS * 8;
+        turns = inbox_free + NUM_CONSUMERS * 8;
+    }
+};
+
+// The share of tiles of a cluster.
+struct TileRun {
+    u32 first, len;
+
+    __device__ __forceinline__ explicit TileRun(const ScreenParams& p) {
+        const u32 share = blockIdx.x / p.cluster_blocks, num_shares = gridDim.x / p.cluster_blocks;
+        first = static_cast<u64>(share) * p.num_tiles / num_shares;
+        len = static_cast<u64>(share + 1) * p.num_tiles / num_shares - first;
+    }
+};
+
+// The producer: asks for the block's part of each tile, stage by stage; for the rows' codes once they are written.
+template <u32 ROWS>
+__device__ __forceinline__ void stream_codes(const ScreenParams& p, const ScanLayout<ROWS>& shared, u32 part) {
+    const TileRun run(p);
+    const u64 policy = read_once_policy();
+    const u32 part_chunks = p.num_chunks / p.cluster_blocks, num_stages = part_chunks / STAGE_CHUNKS;
+    const u8* from = p.codes + (static_cast<u64>(run.first) * p.num_chunks + part * part_chunks) * CHUNK_BYTES;
+    const u32 all_stages = run.len * num_stages;
+    u32 slot = 0, parity = 1, in_tile = 0;
+    for (u32 i = 0; i < all_stages; i++) {
+        if (i == p.ring_slots || (i < p.ring_slots && i + 1 == all_stages)) {
+            // The first stages are under way: now what earlier kernels wrote.
+            wait_for_predecessors();
+            const u32 num_bytes = part_chunks * shared.COLUMNS * CHUNK_COLUMNS;
+            barrier_expect(shared.rows_full, num_bytes);
+            copy_shared_data(shared.row_codes, p.row_codes + static_cast<u64>(part) * num_bytes, num_bytes, shared.rows_full);
+        }
+        barrier_wait(shared.ring_empty + slot * 8, parity);
+        barrier_expect(shared.ring_full + slot * 8, STAGE_BYTES);
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(shared.ring + slot * STAGE_BYTES),
+            "l"(from), "r"(STAGE_BYTES), "r"(shared.ring_full + slot * 8), "l"(policy) : "memory");
+        from += STAGE_BYTES;
+        if (++in_tile == num_stages) in_tile = 0, from += static_cast<u64>(p.num_chunks - part_chunks) * CHUNK_BYTES;
+        if (++slot == p.ring_slots) slot = 0, parity ^= 1;
+    }
+}
+
+// A consumer's sums of one tile, over the block's part of K.
+template <u32 ROWS>
+__device__ __forceinline__ void multiply_tile(const ScreenParams& p, const ScanLayout<ROWS>& shared, u32 index, int (&sums)[ROWS]) {
+    constexpr u32 K32_CHUNKS = 2;
+    const u32 num_stages = p.num_chunks / p.cluster_blocks / STAGE_CHUNKS;
+    const u32 lane = threadIdx.x % WARP_LANES;
+    u32 last_slot = 0;
+    for (u32 stage = 0; stage < num_stages; stage++) {
+        const u32 place = index * num_stages + stage, slot = place % p.ring_slots;
+        barrier_wait(shared.ring_full + slot * 8, place / p.ring_slots & 1);
+        wgmma_begin();
+#pragma unroll
+        for (u32 i = 0; i < STAGE_CHUNKS / K32_CHUNKS; i++) {
+            const u32 chunk = stage * STAGE_CHUNKS + i * K32_CHUNKS;
+            const u64 a = matrix_descriptor(shared.ring + slot * STAGE_BYTES + i * K32_CHUNKS * CHUNK_BYTES, CHUNK_BYTES, 128);
+            const u64 b = matrix_descriptor(shared.row_codes + chunk * shared.COLUMNS * CHUNK_COLUMNS, shared.COLUMNS * CHUNK_COLUMNS, 128);
+            wgmma_k32<2 * ROWS>(sums, a, b);
+        }
+        wgmma_commit();
+        if (stage > 0) {
+            wgmma_wait<1>();
+            if (lane == 0) barrier_arrive(shared.ring_empty + last_slot * 8);
+        }
+        last_slot = slot;
+    }
+    wgmma_wait<0>();
+    if (lane == 0) barrier_arrive(shared.ring_empty + last_slot * 8);
+}
+
+// Sends sums of the groups of rows that the other block decides, and adds what it sends of one's own.
+template <u32 ROWS>
+__device__ __forceinline__ void exchange_sums(const ScanLayout<ROWS>& shared, u32 part, u32 consumer, u32 turn, int (&sums)[ROWS]) {
+    const u32 thread = threadIdx.x % GROUP_THREADS, lane = thread % WARP_LANES, other = part ^ 1;
+    const u32 inbox = shared.inbox + consumer * shared.INBOX_BYTES + thread * 16;
+    const u32 full = shared.inbox_full + consumer * 8, free = shared.inbox_free + consumer * 8;
+    barrier_wait_cluster(free, turn & 1 ^ 1);
+    const u32 there = address_in_block(inbox, other), full_there = address_in_block(full, other);
+#pragma unroll
+    for (u32 n = 0; n < shared.COLUMN_GROUPS; n++) {
+        if ((n & 1) == part) continue;
+        const float4 value = {__int_as_float(sums[4 * n]), __int_as_float(sums[4 * n + 1]), __int_as_float(sums[4 * n + 2]),
+                              __int_as_float(sums[4 * n + 3])};
+        store_in_block(there + n / 2 * GROUP_THREADS * 16, value, full_there);
+    }
+    barrier_wait_cluster(full, turn & 1);
+#pragma unroll
+    for (u32 n = 0; n < shared.COLUMN_GROUPS; n++) {
+        if ((n & 1) != part) continue;
+        const uint4 value = load_shared_16(inbox + n / 2 * GROUP_THREADS * 16);
+        sums[4 * n] += static_cast<int>(value.x), sums[4 * n + 1] += static_cast<int>(value.y);
+        sums[4 * n + 2] += static_cast<int>(value.z), sums[4 * n + 3] += static_cast<int>(value.w);
+    }
+    __syncwarp();
+    // Ready for the next turn before the other block may know that it is.
+    if (thread == 0) barrier_expect(full, shared.INBOX_BYTES);
+    __syncwarp();
+    if (lane == 0) barrier_arrive_in_block(address_in_block(free, other));
+}
+
+template <u32 ROWS>
+__device__ __forceinline__ void decide_tiles(const ScreenParams& p, const ScanLayout<ROWS>& shared, u32 part, u32 consumer) {
+    const TileRun run(p);
+    const u32 warp = threadIdx.x % GROUP_THREADS / WARP_LANES, lane = threadIdx.x % WARP_LANES;
+    const float4* row_bounds = reinterpret_cast<const float4*>(__cvta_shared_to_generic(shared.row_bounds));
+    barrier_wait(shared.rows_full, 0);
+    for (u32 i = consumer; i < run.len; i += NUM_CONSUMERS) {
+        const ScreenGroup channels(p, (run.first + i) * 4 + warp, lane);
+        u32 thresholds[ScanLayout<ROWS>::ROW_GROUPS][2];
+#pragma unroll
+        for (u32 n = 0; n < shared.ROW_GROUPS; n++) read_thresholds(p, n * 8, lane, thresholds[n]);
+        int sums[ROWS] = {};
+        // A barrier of the ring tells two phases apart and no more, so tiles are multiplied one after another.
+        const u32 turn = i / NUM_CONSUMERS;
+        barrier_wait(shared.turns + consumer * 8, turn & 1 ^ (consumer == 0));
+        multiply_tile<ROWS>(p, shared, i, sums);
+        if (lane == 0) barrier_arrive(shared.turns + (consumer ^ 1) * 8);
+        if (p.cluster_blocks > 1) exchange_sums<ROWS>(shared, part, consumer, turn, sums);
+#pragma unroll
+        for (u32 n = 0; n < shared.ROW_GROUPS; n++) {
+            // Column groups of high and low terms have the same parity: there are as many of each, an even number of them.
+            if (p.cluster_blocks > 1 && (n & 1) != part) continue;
+            int high[4], low[4];
+#pragma unroll
+            for (u32 c = 0; c < 4; c++) high[c] = sums[4 * n + c], low[c] = sums[4 * (shared.ROW_GROUPS + n) + c];
+            channels.note(p, row_bounds, n * 8, lane, high, low, thresholds[n]);
+        }
+    }
+}
+
+template <u32 ROWS>
+__device__ __forceinline__ void screen_scan_wgmma(const ScreenParams& p) {
+    extern __shared__ __align__(128) u8 shared_bytes[];
+    const ScanLayout<ROWS> shared(p, shared_address(shared_bytes));
+    const u32 part = blockIdx.x % p.cluster_blocks;
+    if (threadIdx.x == 0) {
+        barrier_init(shared.rows_full, 1 + WARP_LANES);
+        for (u32 slot = 0; slot < p.ring_slots; slot++) {
+            barrier_init(shared.ring_full + slot * 8, 1);
+            // The warps of whichever warpgroup takes the tile.
+            barrier_init(shared.ring_empty + slot * 8, GROUP_THREADS / WARP_LANES);
+        }
+        for (u32 consumer = 0; consumer < NUM_CONSUMERS; consumer++) {
+            barrier_init(shared.inbox_full + consumer * 8, 1);
+            barrier_expect(shared.inbox_full + consumer * 8, shared.INBOX_BYTES);
+            barrier_init(shared.inbox_free + consumer * 8, GROUP_THREADS / WARP_LANES);
+            barrier_init(shared.turns + consumer * 8, GROUP_THREADS / WARP_LANES);
+        }
+    }
+    barrier_init_fence();
+    __syncthreads();
+    if (p.cluster_blocks > 1) cluster_arrive(), cluster_wait();
+    // Taken from one lane, so that the compiler knows that a warp agrees on it.
+    const u32 consumer = __shfl_sync(ALL_LANES, threadIdx.x / GROUP_THREADS, 0);
+    launch_dependents();
+    if (consumer == NUM_CONSUMERS) {
+        if (threadIdx.x % WARP_LANES == 0) stream_codes<ROWS>(p, shared, part);
+        __syncwarp();
+    } else {
+        wait_for_predecessors();
+        if (threadIdx.x < WARP_LANES) {
+            float4* row_bounds = reinterpret_cast<float4*>(__cvta_shared_to_generic(shared.row_bounds));
+            if (threadIdx.x < p.num_rows) row_bounds[threadIdx.x] = p.row_bounds[threadIdx.x];
+            barrier_arrive(shared.rows_full);
+        }
+        decide_tiles<ROWS>(p, shared, part, consumer);
+    }
+    if (p.cluster_blocks > 1) {
+        // No block leaves while another may still reach into it.
+        cluster_arrive();
+        cluster_wait();
+    }
+}

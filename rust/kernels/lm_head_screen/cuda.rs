@@ -1,0 +1,441 @@
+//! Screening on CUDA: rows to codes, a scan, survivors, their exact logits; see `cuda/lm_head_screen.cu`.
+//!
+//! Everything is launched before anything is read back: keys of the best survivors and their number, once per call. Rows that
+//! are left undecided then take the dense path, all rows of the call with them: that is rare, and it is the same logits.
+
+use super::head_codes::{CHUNK_COLUMNS, HeadCodes, ScreenScan};
+use super::rescore::gap_of;
+use super::{LmHeadScreen, LmHeadScreenArgs, most_survivors};
+use crate::device::cuda::{CudaDevice, Limits, Shape};
+use crate::error::KernelError;
+use crate::kernels::Kernel;
+use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue};
+use crate::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
+use crate::kernels::launcher::Launcher;
+use crate::kernels::skinny_weights::{OCTET, SliceMap, TILE_COLUMNS};
+
+/// Rows of one scan, at most.
+const MAX_ROWS: usize = 32;
+const BLOCK_THREADS: usize = 256;
+/// Columns of a stage of the wgmma scan's ring, in chunks, and its bytes.
+const STAGE_CHUNKS: usize = 8;
+const STAGE_BYTES: usize = STAGE_CHUNKS * HeadCodes::TILE_CHANNELS * CHUNK_COLUMNS;
+/// Stages below which too little is under way, and beyond which nothing is gained.
+const RING_SLOTS: std::ops::RangeInclusive<usize> = 4..=16;
+/// Two warpgroups and a warp that asks for codes.
+const WGMMA_THREADS: usize = 2 * 128 + 32;
+/// Groups of 16 channels that a block of `select_survivors` looks at.
+const PART_GROUPS: usize = 2048;
+/// Blocks a multiprocessor for kernels that take work in turn.
+const TURN_BLOCKS: usize = 4;
+/// Columns of one matrix instruction of the exact product.
+const MMA_COLUMNS: usize = 16;
+/// In place of a count of survivors.
+const NOT_SCREENED: u32 = u32::MAX;
+
+/// How the codes of one group of rows are scanned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ScanConfig {
+    /// Rows that the kernel takes, 8, 16 or 32.
+    rows: usize,
+    kind: ScanKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ScanKind {
+    Mma,
+    Wgmma {
+        /// Blocks that share K.
+        cluster_blocks: usize,
+        ring_slots: usize,
+        shared_bytes: usize,
+    },
+}
+
+impl ScanConfig {
+    fn choose(scan: ScreenScan, limits: Limits, num_chunks: usize, num_rows: usize) -> Self {
+        let rows = num_rows.clamp(8, MAX_ROWS).next_power_of_two();
+        let kinds = [32, 16, 8].into_iter().filter(|&fewer| fewer <= rows);
+        let wgmma =
+            kinds
+                .flat_map(|rows| [(rows, 1), (rows, 2)])
+                .find_map(|(rows, cluster_blocks)| {
+                    let kind = Self::wgmma(limits, num_chunks, rows, cluster_blocks)?;
+                    Some(Self { rows, kind })
+                });
+        let mma = Self {
+            rows,
+            kind: ScanKind::Mma,
+        };
+        match scan {
+            ScreenScan::Mma => mma,
+            ScreenScan::Wgmma => wgmma.unwrap_or(mma),
+        }
+    }
+
+    /// `ScanLayout` of `screen_scan_wgmma.cuh`; `None` if it leaves no room for a ring.
+    fn wgmma(
+        limits: Limits,
+        num_chunks: usize,
+        rows: usize,
+        cluster_blocks: usize,
+    ) -> Option<ScanKind> {
+        let row_groups = rows / 8;
+        // Blocks decide every other group of eight rows.
+        if cluster_blocks > 1 && row_groups < 2 {
+            return None;
+        }
+        let row_codes = num_chunks / cluster_blocks * 2 * rows * CHUNK_COLUMNS;
+        let inboxes = match cluster_blocks {
+            1 => 0,
+            _ => 2 * row_groups * 128 * 16,
+        };
+        let barriers = 8 * (1 + 2 * RING_SLOTS.end() + 2 * 3);
+        let fixed = row_codes + inboxes + rows * 16 + barriers;
+        let room = limits.block_shared_bytes.checked_sub(fixed)?;
+        let ring_slots = (room / STAGE_BYTES).min(*RING_SLOTS.end());
+        RING_SLOTS.contains(&ring_slots).then_some(ScanKind::Wgmma {
+            cluster_blocks,
+            ring_slots,
+            shared_bytes: fixed + ring_slots * STAGE_BYTES,
+        })
+    }
+}
+
+/// `ScreenParams` of `screen.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ScreenParams {
+    codes: u64,
+    bounds: u64,
+    exact: u64,
+    x: u64,
+    mask_starts: u64,
+    masked: u64,
+    row_codes: u64,
+    rounded: u64,
+    row_bounds: u64,
+    mask_bits: u64,
+    upper: u64,
+    group_upper: u64,
+    thresholds: u64,
+    survivors: u64,
+    counts: u64,
+    best: u64,
+    order: f64,
+    largest_norm: f64,
+    num_rows: u32,
+    vocab_size: u32,
+    in_features: u32,
+    num_tiles: u32,
+    num_chunks: u32,
+    max_survivors: u32,
+    num_octets: u32,
+    log2_slices: u32,
+    ring_slots: u32,
+    cluster_blocks: u32,
+}
+
+/// Hands out scratch.
+struct Scratch {
+    end: usize,
+}
+
+impl Scratch {
+    /// Bytes from the start of `num_bytes`, on a line of their own.
+    fn take(&mut self, num_bytes: usize) -> usize {
+        let start = self.end;
+        self.end += num_bytes.next_multiple_of(256);
+        start
+    }
+}
+
+/// Decides all rows; `args` passed `check`.
+pub(super) fn screen(device: &CudaDevice, args: LmHeadScreenArgs<'_>) -> Result<(), KernelError> {
+    let num_rows = args.num_rows;
+    if num_rows == 0 {
+        return Ok(());
+    }
+    // The gap is asked for by audits alone: all logits give it.
+    let wants_gap = args.top2_gap.is_some();
+    let mut counts = vec![NOT_SCREENED; num_rows];
+    if !wants_gap {
+        let best;
+        (best, counts) = decide_by_survivors(device, &args)?;
+        for (row, key) in best.into_iter().enumerate() {
+            args.token_ids[row] = !(key as u32);
+            args.best_logits[row] = logit_of_key(key);
+        }
+    }
+    let limit = most_survivors(args.exact.out_features());
+    for (row, count) in counts.into_iter().enumerate() {
+        args.survivors[row] = if count == NOT_SCREENED { 0 } else { count };
+        args.fell_back[row] = !(1..=limit).contains(&(count as usize));
+    }
+    match args.fell_back[..num_rows].contains(&true) {
+        true => decide_densely(device, args),
+        false => Ok(()),
+    }
+}
+
+/// Keys of the best survivors, and how many there are.
+fn decide_by_survivors(
+    device: &CudaDevice,
+    args: &LmHeadScreenArgs<'_>,
+) -> Result<(Vec<u64>, Vec<u32>), KernelError> {
+    let launcher = Launcher::of::<LmHeadScreen>(device);
+    let head = args.head.on_cuda().ok_or(KernelError::WrongDevice {
+        kernel: LmHeadScreen::NAME,
+        argument: "head",
+        expected: "cuda",
+    })?;
+    let (num_rows, in_features) = (args.num_rows, args.exact.in_features());
+    let config = ScanConfig::choose(head.scan, device.limits(), head.num_chunks(), num_rows);
+    let rows = config.rows;
+    let padded = in_features.next_multiple_of(TILE_COLUMNS);
+    let (num_channels, limit) = (
+        head.num_channels(),
+        most_survivors(args.exact.out_features()),
+    );
+    let has_masks = !args.masked.ids().is_empty();
+    let mut scratch = Scratch { end: 0 };
+    // Results side by side, for one copy.
+    let results = scratch.take(num_rows * (size_of::<u64>() + size_of::<u32>()));
+    let (best, counts) = (results, results + num_rows * size_of::<u64>());
+    let row_codes = scratch.take(head.num_chunks() * CHUNK_COLUMNS * 2 * rows);
+    let rounded = scratch.take(rows * padded * size_of::<u16>());
+    let row_bounds = scratch.take(rows * 16);
+    let mask_bits = scratch.take(if has_masks {
+        rows * num_channels / 8
+    } else {
+        0
+    });
+    let upper = scratch.take(rows * num_channels * size_of::<f32>());
+    let group_upper = scratch.take(rows * num_channels / 16 * size_of::<f32>());
+    let thresholds = scratch.take(rows * size_of::<u32>());
+    let survivors = scratch.take(rows * limit * size_of::<u32>());
+    let start = launcher.scratch(scratch.end)?;
+    let at = |offset: usize| start + offset as u64;
+    let map = SliceMap::of(in_features);
+    let params = ScreenParams {
+        codes: launcher.buffer("head", &head.codes)?,
+        bounds: launcher.buffer("head", &head.bounds)?,
+        exact: launcher.matrix("exact", args.exact)?,
+        x: launcher.buffer("x", args.x)?,
+        mask_starts: launcher.list("masked", args.masked.starts())?,
+        masked: launcher.list("masked", args.masked.ids())?,
+        row_codes: at(row_codes),
+        rounded: at(rounded),
+        row_bounds: at(row_bounds),
+        mask_bits: if has_masks { at(mask_bits) } else { 0 },
+        upper: at(upper),
+        group_upper: at(group_upper),
+        thresholds: at(thresholds),
+        survivors: at(survivors),
+        counts: at(counts),
+        best: at(best),
+        order: order_error(in_features),
+        largest_norm: args.head.largest_norm(),
+        num_rows: 0,
+        vocab_size: args.exact.out_features() as u32,
+        in_features: in_features as u32,
+        num_tiles: (num_channels / HeadCodes::TILE_CHANNELS) as u32,
+        num_chunks: head.num_chunks() as u32,
+        max_survivors: limit as u32,
+        num_octets: map.num_octets as u32,
+        log2_slices: map.num_slices().ilog2(),
+        ring_slots: 0,
+        cluster_blocks: 1,
+    };
+    for first in (0..num_rows).step_by(rows) {
+        let params = ScreenParams {
+            x: params.x + (first * in_features * size_of::<f32>()) as u64,
+            mask_starts: params.mask_starts + (first * size_of::<u32>()) as u64,
+            counts: params.counts + (first * size_of::<u32>()) as u64,
+            best: params.best + (first * size_of::<u64>()) as u64,
+            num_rows: rows.min(num_rows - first) as u32,
+            ..params
+        };
+        launch(&launcher, device.limits(), config, params)?;
+    }
+    let words = launcher.read_scratch::<u32>(results, 3 * num_rows)?;
+    let (keys, counts) = words.split_at(2 * num_rows);
+    let key = |words: &[u32]| u64::from(words[1]) << 32 | u64::from(words[0]);
+    Ok((keys.chunks_exact(2).map(key).collect(), counts.to_vec()))
+}
+
+/// Launches all kernels for one group of rows.
+fn launch(
+    launcher: &Launcher<'_>,
+    limits: Limits,
+    config: ScanConfig,
+    mut params: ScreenParams,
+) -> Result<(), KernelError> {
+    let rows = config.rows;
+    let turns = Shape::of_blocks(TURN_BLOCKS * limits.num_multiprocessors, BLOCK_THREADS);
+    let num_tiles = params.num_tiles as usize;
+    let (scan, scan_shape) = match config.kind {
+        ScanKind::Mma => {
+            let num_blocks = num_tiles.min(turns.num_blocks as usize);
+            let shape = Shape::of_blocks(num_blocks, BLOCK_THREADS);
+            (format!("screen_scan_{rows}"), shape)
+        }
+        ScanKind::Wgmma {
+            cluster_blocks,
+            ring_slots,
+            shared_bytes,
+        } => {
+            params.ring_slots = ring_slots as u32;
+            params.cluster_blocks = cluster_blocks as u32;
+            let entry = format!("screen_scan_wgmma_{rows}");
+            let mut shape = Shape {
+                shared_bytes: shared_bytes as u32,
+                cluster_blocks: cluster_blocks as u32,
+                ..Shape::of_blocks(cluster_blocks, WGMMA_THREADS)
+            };
+            let num_clusters = match cluster_blocks {
+                1 => limits.num_multiprocessors,
+                _ => launcher.max_clusters(&entry, shape)?,
+            };
+            shape.num_blocks = (num_clusters.min(num_tiles) * cluster_blocks) as u32;
+            (entry, shape)
+        }
+    };
+    let num_rows = params.num_rows as usize;
+    let num_parts = (num_tiles * HeadCodes::TILE_CHANNELS / 16).div_ceil(PART_GROUPS);
+    // SAFETY: `params` mirrors the kernels'; `check` saw that `x` and the masks hold the rows, the head was made for `exact`,
+    // and the scratch holds the rest. The ring and the codes of the rows fit a block, and no more clusters run than the GPU
+    // holds at a time.
+    unsafe {
+        let of_rows = Shape::of_blocks(num_rows, BLOCK_THREADS);
+        launcher.run(&format!("code_rows_{rows}"), of_rows, &params)?;
+        launcher.run(&scan, scan_shape, &params)?;
+        let parts = Shape::of_blocks(num_rows * num_parts, BLOCK_THREADS);
+        launcher.run("select_survivors", parts, &params)?;
+        launcher.run("rescore_survivors", turns, &params)
+    }
+}
+
+/// Decides the rows that fell back by all of their logits.
+fn decide_densely(device: &CudaDevice, mut args: LmHeadScreenArgs<'_>) -> Result<(), KernelError> {
+    let (num_rows, vocab_size) = (args.num_rows, args.exact.out_features());
+    let matmul = Bf16MatmulArgs {
+        x: args.x,
+        num_rows,
+        weight: args.exact,
+        y: &mut *args.dense_logits,
+        epilogue: Epilogue::Store,
+    };
+    Bf16Matmul::cuda(device, matmul)?;
+    let (mut token_ids, mut best_logits) = (vec![0; num_rows], vec![0.0; num_rows]);
+    let argmax = GreedyArgmaxArgs {
+        logits: &*args.dense_logits,
+        num_rows,
+        vocab_size,
+        masked: args.masked,
+        token_ids: &mut token_ids,
+        best_logits: &mut best_logits,
+    };
+    GreedyArgmax::cuda(device, argmax)?;
+    for row in (0..num_rows).filter(|&row| args.fell_back[row]) {
+        (args.token_ids[row], args.best_logits[row]) = (token_ids[row], best_logits[row]);
+    }
+    let Some(gaps) = &mut args.top2_gap else {
+        return Ok(());
+    };
+    for (row, gap) in gaps.iter_mut().take(num_rows).enumerate() {
+        let range = row * vocab_size..(row + 1) * vocab_size;
+        let logits = args.dense_logits.read_range(range);
+        let logits = logits.map_err(|source| KernelError::Device {
+            kernel: LmHeadScreen::NAME,
+            source,
+        })?;
+        *gap = gap_of(&logits, args.masked.row(row));
+    }
+    Ok(())
+}
+
+/// The logit of a key of `logit_keys.cuh`.
+fn logit_of_key(key: u64) -> f32 {
+    let order = (key >> 32) as u32;
+    f32::from_bits(match order >> 31 {
+        1 => order ^ 0x8000_0000,
+        _ => !order,
+    })
+}
+
+/// Relative error, against the sum of absolute products, of a dot product in the order of the CUDA matmuls (module head of
+/// [`super`]).
+fn order_error(in_features: usize) -> f64 {
+    let map = SliceMap::of(in_features);
+    let chain = map.slice_tiles() * TILE_COLUMNS / MMA_COLUMNS * (MMA_COLUMNS + 2);
+    let additions = OCTET + map.num_octets;
+    let error = chain as f64 * 2.0_f64.powi(-23) + additions as f64 * 2.0_f64.powi(-24);
+    error / (1.0 - error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_give_their_logits_back() {
+        // As `logit_key` makes them.
+        for (key, logit) in [
+            (0xC060_0000_FFFF_FFF8_u64, 3.5),
+            (0x3F9F_FFFF_0000_0000, -3.5),
+            (0x8000_0000_FFFF_FFFF, 0.0),
+            (0x007F_FFFF_FFFF_FFFF, f32::NEG_INFINITY),
+        ] {
+            assert_eq!(logit_of_key(key), logit);
+        }
+    }
+
+    #[test]
+    fn the_order_of_5120_columns_is_known_to_4e_5() {
+        // 20 instructions of 18 roundings a slice; 8 slices and 2 octets.
+        let expected = 360.0 * 2.0_f64.powi(-23) + 10.0 * 2.0_f64.powi(-24);
+        assert!((order_error(5120) / expected - 1.0).abs() < 1e-4);
+        assert!(order_error(5120) < 4.5e-5 && order_error(1 << 16) < 1e-4);
+    }
+
+    #[test]
+    fn scans_fit_the_gpus_they_run_on() {
+        let hopper = Limits {
+            num_multiprocessors: 132,
+            block_shared_bytes: 232_448,
+            has_clusters: true,
+        };
+        let choose = |width: usize, num_rows| {
+            let num_chunks = width.next_multiple_of(256) / CHUNK_COLUMNS;
+            ScanConfig::choose(ScreenScan::Wgmma, hopper, num_chunks, num_rows)
+        };
+        for (width, num_rows, rows, blocks) in [
+            (256, 1, 8, 1),
+            (5120, 8, 8, 1),
+            (5120, 9, 16, 1),
+            (5120, 17, 32, 2),
+            (5120, 33, 32, 2),
+            (4096, 32, 32, 1),
+            (8192, 32, 16, 2),
+            (10_240, 5, 8, 1),
+        ] {
+            let config = choose(width, num_rows);
+            let ScanKind::Wgmma {
+                cluster_blocks,
+                ring_slots,
+                shared_bytes,
+            } = config.kind
+            else {
+                panic!("{width} columns fit shared memory")
+            };
+            assert_eq!(
+                (config.rows, cluster_blocks),
+                (rows, blocks),
+                "{width} {num_rows}"
+            );
+            assert!(RING_SLOTS.contains(&ring_slots) && shared_bytes <= 232_448);
+        }
+        assert_eq!(choose(1 << 16, 4).kind, ScanKind::Mma);
+    }
+}
