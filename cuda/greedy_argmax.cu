@@ -3,6 +3,7 @@
 // A logit and its id make a key, whose maximum is the answer whatever the order in which it is found. First blocks take
 // parts of a row, then a warp takes a row's parts.
 #include "block_reduce.cuh"
+#include "logit_keys.cuh"
 
 constexpr u32 BLOCK_WARPS = 8;
 constexpr u32 PART_LEN = 4096;  // ids of a block
@@ -19,13 +20,6 @@ struct GreedyArgmaxParams {
     u32 vocab_size;
     u32 num_parts;
 };
-
-// Orders logits as integers; zeros of either sign are equal, and a NaN is as good as -inf: above nothing but masked ids.
-__device__ __forceinline__ u32 order_of(float logit) {
-    // A comparison with a NaN does not hold.
-    const u32 bits = logit == 0.0f ? 0 : logit == logit ? __float_as_uint(logit) : 0xFF800000;
-    return bits & 0x80000000 ? ~bits : bits | 0x80000000;
-}
 
 extern "C" __global__ void __launch_bounds__(BLOCK_WARPS* WARP_LANES) greedy_argmax_parts(const __grid_constant__ GreedyArgmaxParams p) {
     __shared__ u32 mask[MASK_WORDS];
@@ -44,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_WARPS* WARP_LANES) greedy_arg
     const float* logits = p.logits + static_cast<u64>(row) * p.vocab_size;
     u64 best = 0;
     for (u32 id = first + threadIdx.x; id < end; id += BLOCK_WARPS * WARP_LANES) {
-        const u64 key = static_cast<u64>(order_of(logits[id])) << 32 | ~id;
+        const u64 key = logit_key(logits[id], id);
         if (!(mask[(id - first) / 32] >> (id - first) % 32 & 1)) best = max(best, key);
     }
     best = block_max<BLOCK_WARPS>(best);
@@ -57,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(WARP_LANES) greedy_argmax_rows(cons
     u64 best = 0;
     for (u32 part = threadIdx.x; part < p.num_parts; part += WARP_LANES) best = max(best, p.keys[blockIdx.x * p.num_parts + part]);
     best = warp_max(best);
-    const u32 id = ~static_cast<u32>(best);
+    const u32 id = id_of_key(best);
     if (threadIdx.x == 0) {
         p.token_ids[blockIdx.x] = id;
         p.best_logits[blockIdx.x] = p.logits[static_cast<u64>(blockIdx.x) * p.vocab_size + id];

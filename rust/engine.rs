@@ -5,19 +5,19 @@ use std::path::Path;
 use std::time::Instant;
 
 use crate::cache::slots::SequenceCaches;
-use crate::device::Device;
+use crate::device::{Backend, Device};
 use crate::drafter::{self, PairFiles, config::DrafterConfig};
-use crate::error::{RequestError, Result};
+use crate::error::{DeviceError, Error, KernelError, RequestError, Result};
 use crate::kernels::paths::RowPaths;
 use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::sample_rows::philox::request_seed;
 use crate::model::config::ModelConfig;
 use crate::model::decoder::Decoder;
 use crate::model::weights::DecoderWeights;
-use crate::options::{EngineOptions, WeightFormat};
+use crate::options::{DeviceChoice, EngineOptions, WeightFormat};
 use crate::plan::available::available_bytes;
 use crate::plan::budget::Budget;
-use crate::plan::footprint::{Backend, Footprint, Holdings, gdn_shape};
+use crate::plan::footprint::{Footprint, Holdings, gdn_shape};
 use crate::plan::{EnginePlan, Limits, layer_caches};
 use crate::request::{
     FinishReason, Request, RequestDefaults, RequestId, SamplingParams, Seed, State,
@@ -26,6 +26,8 @@ use crate::scheduler::queue::Scheduler;
 use crate::step::decode_step::{DraftWorkspace, ModelPair, decode_step};
 use crate::stream::StepEvent;
 use crate::weights::checkpoint::{Checkpoint, Verification};
+
+mod warm_up;
 
 /// A loaded deployment that serves requests.
 pub struct Engine {
@@ -39,6 +41,116 @@ pub struct Engine {
     finished: HashMap<RequestId, Request>,
     next_id: RequestId,
     seed: u64,
+}
+
+/// Tells of a GPU that is full what was to be held.
+fn with_plan(error: Error, planned: &str) -> Error {
+    match error {
+        Error::Device(source @ DeviceError::OutOfMemory { .. })
+        | Error::Kernel(KernelError::Device {
+            source: source @ DeviceError::OutOfMemory { .. },
+            ..
+        }) => DeviceError::OutOfMemoryAtOpen {
+            source: Box::new(source),
+            planned: planned.to_owned(),
+        }
+        .into(),
+        other => other,
+    }
+}
+
+/// A deployment before its weights are read.
+struct Planned<'a> {
+    config: ModelConfig,
+    draft_config: Option<DrafterConfig>,
+    plan: EnginePlan,
+    budget: Option<Budget>,
+    files: PairFiles<'a>,
+}
+
+impl Planned<'_> {
+    /// Reads the weights and allocates everything else: nothing is allocated on a GPU after this.
+    fn load(
+        self,
+        device: Device,
+        checkpoint: &Checkpoint,
+        format: WeightFormat,
+        options: &EngineOptions,
+    ) -> Result<Engine> {
+        let Self {
+            config,
+            draft_config,
+            plan:
+                EnginePlan {
+                    limits,
+                    mut footprint,
+                    ..
+                },
+            budget,
+            files,
+        } = self;
+        // On our own threads: the process-wide pool would be dead in a forked child.
+        let with_q_views = limits.tree.q_passes > 0;
+        let weights = device
+            .install(|| DecoderWeights::load(&device, checkpoint, &config, format, with_q_views))?;
+        let verification = checkpoint.verification();
+        // Encoding in memory has shown what the plan could only estimate.
+        footprint
+            .weights
+            .settle(weights.num_bytes() as u64, weights.q_view_bytes() as u64);
+        let plan = EnginePlan::resolve(limits, footprint, budget)?;
+        let sizes = plan.limits.drafter_sizes(&config, plan.num_kv_pages);
+        let open =
+            |drafter| device.install(|| drafter::open(files, drafter, &config, &device, sizes));
+        let drafter = draft_config.as_ref().map(open).transpose()?;
+        let caches = SequenceCaches::new(
+            &device,
+            &layer_caches(&config),
+            gdn_shape(&config),
+            sizes.num_slots,
+            sizes.num_pages,
+        )?;
+        let mut eos_token_ids = config.eos_token_ids.clone();
+        for &id in &options.extra_eos_token_ids {
+            if !eos_token_ids.contains(&id) {
+                eos_token_ids.push(id);
+            }
+        }
+        let defaults = RequestDefaults {
+            max_model_len: plan.limits.max_model_len,
+            eos_token_ids,
+            suppressed_ids: config.suppress_tokens.clone(),
+        };
+        let taps = drafter.as_ref().map_or(&[][..], |drafter| drafter.taps());
+        let (head, max_rows) = (plan.limits.head, plan.limits.max_step_rows);
+        let target =
+            device.install(|| Decoder::new(config, weights, taps, head, max_rows, &device))?;
+        let paths = RowPaths::with_capacity(&device, max_rows, sizes.num_pages)?;
+        let committed_rows = PlacedRows::with_capacity(&device, max_rows)?;
+        let mut engine = Engine {
+            pair: ModelPair {
+                device,
+                target,
+                caches,
+                drafter,
+                paths,
+                committed_rows,
+                workspace: DraftWorkspace::default(),
+            },
+            draft_config,
+            plan,
+            scheduler: Scheduler::default(),
+            defaults,
+            verification,
+            finished: HashMap::new(),
+            next_id: 0,
+            seed: options.seed,
+        };
+        if engine.device().backend() == Backend::Cuda {
+            engine.warm_up()?;
+        }
+        Ok(engine)
+    }
 }
 
 /// What to keep of a request besides its tokens.
@@ -66,92 +178,46 @@ impl Engine {
     /// Anything wrong with options, configs, files, tensors or the pairing; nothing is kept of a failed load.
     pub fn open(model: &Path, drafter_dir: Option<&Path>, options: &EngineOptions) -> Result<Self> {
         options.validate()?;
+        let choice = DeviceChoice::named(&options.device)?;
         let config = ModelConfig::read(model)?;
         let draft_config = DrafterConfig::find(drafter_dir, options, DrafterConfig::read)?;
-        let limits = Limits::resolve(options, &config, draft_config.as_ref(), Backend::Host)?;
+        let limits = Limits::resolve(options, &config, draft_config.as_ref(), Backend::of(choice))?;
         let format = WeightFormat::named(&options.weight_format)?;
         let checkpoint = Checkpoint::open(model)?;
         let drafter_files = drafter_dir.map(Checkpoint::open).transpose()?;
-        let mut footprint = Footprint::of(&Holdings {
+        let device = Device::open(choice, options.num_threads)?;
+        let footprint = Footprint::of(&Holdings {
             config: &config,
             headers: Some(&checkpoint),
             drafter: draft_config.as_ref(),
             drafter_headers: drafter_files.as_ref(),
             limits: &limits,
             format,
-            backend: Backend::Host,
+            backend: device.backend(),
         });
-        let budget = available_bytes().map(|memory_bytes| Budget {
+        let memory_bytes = match &device {
+            Device::Host(_) => available_bytes(),
+            Device::Cuda(cuda) => Some(cuda.memory_bytes()?.0),
+        };
+        let budget = memory_bytes.map(|memory_bytes| Budget {
             memory_bytes,
             utilization: options.gpu_memory_utilization,
         });
-        EnginePlan::resolve(limits.clone(), footprint, budget)?;
-        let device = Device::host(options.num_threads)?;
-        // On our own threads: the process-wide pool would be dead in a forked child.
-        let with_q_views = limits.tree.q_passes > 0;
-        let weights =
-            device.install(|| DecoderWeights::load(&checkpoint, &config, format, with_q_views))?;
-        let verification = checkpoint.verification();
-        drop(checkpoint);
-        // Encoding in memory has shown what the plan could only estimate.
-        footprint
-            .weights
-            .settle(weights.num_bytes() as u64, weights.q_view_bytes() as u64);
         let plan = EnginePlan::resolve(limits, footprint, budget)?;
-        let sizes = plan.limits.drafter_sizes(&config, plan.num_kv_pages);
-        let files = PairFiles {
-            drafter: drafter_dir.unwrap_or(Path::new("")),
-            target: model,
-        };
-        let drafter = draft_config
-            .as_ref()
-            .map(|drafter| {
-                device.install(|| drafter::open(files, drafter, &config, &device, sizes))
-            })
-            .transpose()?;
-        let caches = SequenceCaches::new(
-            &device,
-            &layer_caches(&config),
-            gdn_shape(&config),
-            sizes.num_slots,
-            sizes.num_pages,
-        );
-        let mut eos_token_ids = config.eos_token_ids.clone();
-        for &id in &options.extra_eos_token_ids {
-            if !eos_token_ids.contains(&id) {
-                eos_token_ids.push(id);
-            }
-        }
-        let defaults = RequestDefaults {
-            max_model_len: plan.limits.max_model_len,
-            eos_token_ids,
-            suppressed_ids: config.suppress_tokens.clone(),
-        };
-        let taps = drafter.as_ref().map_or(&[][..], |drafter| drafter.taps());
-        let (head, max_rows) = (plan.limits.head, plan.limits.max_step_rows);
-        let target =
-            device.install(|| Decoder::new(config, weights, taps, head, max_rows, &device));
-        let paths = RowPaths::with_capacity(&device, max_rows, sizes.num_pages)?;
-        let committed_rows = PlacedRows::with_capacity(&device, max_rows)?;
-        Ok(Self {
-            pair: ModelPair {
-                device,
-                target,
-                caches,
-                drafter,
-                paths,
-                committed_rows,
-                workspace: DraftWorkspace::default(),
-            },
+        let planned_bytes = plan.to_string();
+        let planned = Planned {
+            config,
             draft_config,
             plan,
-            scheduler: Scheduler::default(),
-            defaults,
-            verification,
-            finished: HashMap::new(),
-            next_id: 0,
-            seed: options.seed,
-        })
+            budget,
+            files: PairFiles {
+                drafter: drafter_dir.unwrap_or(Path::new("")),
+                target: model,
+            },
+        };
+        planned
+            .load(device, &checkpoint, format, options)
+            .map_err(|error| with_plan(error, &planned_bytes))
     }
 
     /// The resolved plan.

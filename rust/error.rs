@@ -115,7 +115,7 @@ pub enum DeviceError {
         got: String,
     },
     /// The GPU's memory is full.
-    #[error("out of GPU memory: {num_bytes} bytes asked for, {free_bytes} of {total_bytes} free")]
+    #[error("out of GPU memory: {} asked for, {} of {} free", human_bytes(*.num_bytes), human_bytes(*.free_bytes), human_bytes(*.total_bytes))]
     OutOfMemory {
         /// Bytes asked for.
         num_bytes: u64,
@@ -124,8 +124,20 @@ pub enum DeviceError {
         /// Bytes there.
         total_bytes: u64,
     },
+    /// The GPU's memory was full before all was there that had been planned.
+    #[error(
+        "{source} while the engine was opened, though it was planned to fit ({planned}); lower gpu_memory_utilization, max_num_seqs or max_model_len, or stop what else uses the GPU"
+    )]
+    OutOfMemoryAtOpen {
+        /// What ran out.
+        source: Box<DeviceError>,
+        /// What was to be held, by purpose.
+        planned: String,
+    },
     /// NVRTC is not installed.
-    #[error("NVRTC was not found; install it with: pip install 'specpilot-rs[cuda]'")]
+    #[error(
+        "NVRTC was not found; install it with: pip install 'specpilot-rs[cuda]', or use device \"cpu\""
+    )]
     NoCompiler,
     /// NVRTC refused a source.
     #[error("{stem}.cu does not compile for {arch}:\n{log}")]
@@ -173,6 +185,18 @@ pub enum KernelError {
         argument: &'static str,
         /// Where it must be.
         expected: &'static str,
+    },
+    /// A size asks for more shared memory than a block of the GPU may take.
+    #[error("{kernel}: `{argument}` needs {got} bytes of shared memory, the GPU has {expected}")]
+    SharedMemory {
+        /// Kernel stem.
+        kernel: &'static str,
+        /// Argument name.
+        argument: &'static str,
+        /// Bytes there.
+        expected: usize,
+        /// Bytes needed.
+        got: usize,
     },
     /// A buffer holds fewer elements than its shape needs.
     #[error("{kernel}: `{argument}` needs at least {expected} elements, got {got}")]
@@ -530,7 +554,7 @@ pub enum RequestError {
 }
 
 /// A size with three or four digits and a decimal unit.
-fn human_bytes(num_bytes: u64) -> String {
+pub(crate) fn human_bytes(num_bytes: u64) -> String {
     let mut size = num_bytes as f64;
     let mut unit = "B";
     for larger in ["kB", "MB", "GB", "TB"] {

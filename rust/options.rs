@@ -16,9 +16,9 @@ const MAX_THREADS: usize = 256;
 /// Everything a caller may set. Defaults live in the Python package.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// Activation dtype: `auto` or `float32` on the host.
+    /// Activation dtype: `auto` or `float32`.
     pub dtype: String,
-    /// `auto` or `cpu`.
+    /// `auto`, `cpu`, `cuda` or `cuda:N`; see [`DeviceChoice`].
     pub device: String,
     /// How the target's linear layers are held: `auto`, `bf16` or `w12`.
     pub weight_format: String,
@@ -28,7 +28,7 @@ pub struct EngineOptions {
     pub max_model_len: Option<usize>,
     /// Requests that may run at once.
     pub max_num_seqs: usize,
-    /// Share of the available memory that caches may take.
+    /// Share of the available memory that the engine may take.
     pub gpu_memory_utilization: f64,
     /// Seeds the requests that sample and bring no seed.
     pub seed: u64,
@@ -61,6 +61,40 @@ pub struct PromptLookup {
     pub min: Option<usize>,
     /// `prompt_lookup_max`.
     pub max: Option<usize>,
+}
+
+/// Where an engine is to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// The first GPU if kernels run on it, else the CPU.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// The GPU of this index.
+    Cuda(usize),
+}
+
+impl DeviceChoice {
+    /// The choice of this name: `auto`, `cpu`, `cuda` (the first GPU) or `cuda:N`.
+    ///
+    /// # Errors
+    /// [`OptionError::Value`] for any other name.
+    pub fn named(name: &str) -> Result<Self, OptionError> {
+        let index = name.strip_prefix("cuda:");
+        // `parse` alone would take a sign.
+        let index = index.filter(|index| index.bytes().all(|digit| digit.is_ascii_digit()));
+        match (name, index.map(str::parse)) {
+            ("auto", _) => Ok(Self::Auto),
+            ("cpu", _) => Ok(Self::Cpu),
+            ("cuda", _) => Ok(Self::Cuda(0)),
+            (_, Some(Ok(ordinal))) => Ok(Self::Cuda(ordinal)),
+            _ => Err(OptionError::Value {
+                option: "device",
+                expected: "auto, cpu, cuda or cuda:N".to_owned(),
+                got: format!("\"{name}\""),
+            }),
+        }
+    }
 }
 
 /// How the matrices of linear layers are held.
@@ -96,7 +130,7 @@ impl EngineOptions {
     /// [`OptionError::Value`] naming option, what is allowed and what was given.
     pub fn validate(&self) -> Result<(), OptionError> {
         one_of("dtype", &self.dtype, &["auto", "float32"])?;
-        one_of("device", &self.device, &["auto", "cpu"])?;
+        DeviceChoice::named(&self.device)?;
         WeightFormat::named(&self.weight_format)?;
         one_of("head", &self.head, &["auto", "dense", "screened"])?;
         let value = |option, expected: &str, got: String| {
@@ -150,4 +184,28 @@ fn one_of(option: &'static str, got: &str, allowed: &[&str]) -> Result<(), Optio
         expected: format!("one of {}", allowed.join(", ")),
         got: format!("\"{got}\""),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_read_as_written() {
+        for (name, expected) in [
+            ("auto", DeviceChoice::Auto),
+            ("cpu", DeviceChoice::Cpu),
+            ("cuda", DeviceChoice::Cuda(0)),
+            ("cuda:0", DeviceChoice::Cuda(0)),
+            ("cuda:17", DeviceChoice::Cuda(17)),
+        ] {
+            assert_eq!(DeviceChoice::named(name).unwrap(), expected);
+        }
+        for name in [
+            "", "tpu", "CUDA", "cuda:", "cuda:+1", "cuda:-1", "cuda:1 ", "cuda:x",
+        ] {
+            let error = DeviceChoice::named(name).unwrap_err().to_string();
+            assert!(error.contains("auto, cpu, cuda or cuda:N"), "{error}");
+        }
+    }
 }

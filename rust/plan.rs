@@ -12,10 +12,13 @@ pub mod footprint;
 pub mod size;
 pub mod weight_bytes;
 
+use std::fmt;
+
 use crate::cache::slots::LayerCache;
+use crate::device::Backend;
 use crate::drafter::config::DrafterConfig;
 use crate::drafter::footprint::DrafterSizes;
-use crate::error::{DrafterError, OptionError, Result};
+use crate::error::{DrafterError, OptionError, Result, human_bytes};
 use crate::kernels::paths::MAX_PATH_ROWS;
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::model::config::{MixerKind, ModelConfig};
@@ -23,7 +26,7 @@ use crate::model::head::HeadPath;
 use crate::options::EngineOptions;
 use crate::options::speculation::{DraftScores, TreePlan, TreePolicy, VerifyCosts};
 use budget::Budget;
-use footprint::{Backend, Footprint, kv_shape};
+use footprint::{Footprint, kv_shape};
 
 /// Most rows of one forward over all requests.
 const MAX_STEP_ROWS: usize = 256;
@@ -139,6 +142,19 @@ impl EnginePlan {
             footprint,
             num_kv_pages,
         })
+    }
+}
+
+impl fmt::Display for EnginePlan {
+    /// What is held, by purpose.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (part, num_bytes) in self.footprint.parts() {
+            if num_bytes > 0 {
+                write!(f, "{part} {}, ", human_bytes(num_bytes))?;
+            }
+        }
+        let pool_bytes = self.num_kv_pages as u64 * self.footprint.page_bytes();
+        write!(f, "KV pool {}", human_bytes(pool_bytes))
     }
 }
 

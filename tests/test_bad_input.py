@@ -125,7 +125,7 @@ def test_as_many_parameters_as_prompts(demo_llm: LLM):
         ({"tokeniser": "x"}, "did you mean `tokenizer`"),
         ({"dtype": "float64"}, "dtype"),
         ({"device": "tpu"}, "device"),
-        ({"device": "cuda:0"}, "device"),
+        ({"device": "cuda:first"}, "auto, cpu, cuda or cuda:N"),
         ({"weight_format": "w13"}, "weight_format"),
         ({"head": "sparse"}, "head"),
         ({"max_model_len": 5000}, "max_model_len"),

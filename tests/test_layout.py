@@ -92,6 +92,20 @@ def test_only_the_binding_knows_python():
     assert not wrong
 
 
+def test_only_kernels_look_into_the_memory_of_the_host():
+    """Everything above them asks a buffer for a copy, so that it works wherever the buffer lies."""
+    looking = re.compile(r"\.host(?:_mut)?\(\)")
+    wrong = [
+        str(file.relative_to(ROOT))
+        for file in RUST.rglob("*.rs")
+        if top_module(file) not in ("kernels", "device")
+        and file.name != "tests.rs"
+        and file.parent.name != "kernels"
+        and looking.search(rust_code(file))
+    ]
+    assert not wrong
+
+
 def kernel_stems() -> list[str]:
     return sorted(
         file.stem

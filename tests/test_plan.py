@@ -77,9 +77,9 @@ def plan(model: Path, memory: str | None = "80GB", device: str = "cuda", **given
 @pytest.mark.parametrize(
     ("model", "billions", "kv_bytes", "state_mib", "history_mib"),
     [
-        (QWEN_27B, 26.896, 65_536, 144, 2.8),
-        (QWEN_4B, 4.206, 32_768, 48, 1.1),
-        (LLAMA_8B, 8.030, 131_072, 0, 0),
+        (QWEN_27B, 26.896, 131_072, 144, 5.6),
+        (QWEN_4B, 4.206, 65_536, 48, 2.25),
+        (LLAMA_8B, 8.030, 262_144, 0, 0),
     ],
 )
 def test_published_sizes(model: Path, billions: float, kv_bytes: int, state_mib: int, history_mib: float):
@@ -98,8 +98,8 @@ def test_published_sizes(model: Path, billions: float, kv_bytes: int, state_mib:
         assert held["gdn_log"] == 2 * slot["log"]
     on_host = plan(model, "400GB", device="cpu")
     assert on_host["dtype"] == "float32"
-    assert on_host["kv_bytes_per_token"] == 2 * kv_bytes
-    assert on_host["gdn_slot_bytes"]["states"] == slot["states"]
+    assert on_host["kv_bytes_per_token"] == kv_bytes
+    assert on_host["gdn_slot_bytes"] == slot
 
 
 def test_the_parts_add_up():
@@ -116,9 +116,10 @@ def test_the_parts_add_up():
         assert form["full_requests"] == form["pool_tokens"] // planned["max_model_len"]
     bf16, w12 = (planned["formats"][name]["bytes"] for name in FORMATS)
     table = 248_320 * 5_120
-    assert bf16["embedding"] == bf16["lm_head"] == w12["lm_head"] == 2 * table
+    # On a GPU a matrix also says where its escapes begin: nowhere, in BF16.
+    assert bf16["embedding"] == bf16["lm_head"] == w12["lm_head"] == 2 * table + 4
     assert bf16["lm_head_copy"] == table + 248_320 * 12
-    assert w12["linear_layers"] / bf16["linear_layers"] == pytest.approx(0.752, abs=2e-3)
+    assert w12["linear_layers"] / bf16["linear_layers"] == pytest.approx(0.7596, abs=2e-4)
     assert planned["formats"]["w12"]["is_estimate"]
     assert not planned["formats"]["bf16"]["is_estimate"]
     assert {part for part in bf16 if bf16[part] != w12[part]} == {"linear_layers"}
@@ -164,8 +165,8 @@ def test_the_papers_figure_on_80_gb(report):
     card = plan(QWEN_27B, "81559MiB", drafter=DFLASH2_27B, max_num_seqs=1)
     report(f"  a card that reports 81,559 MiB, one request, DFlash2, INT8 copy: {card['pool_ratio']:.2f}x")
     assert ratios[True, 1, True, 0.9] == pytest.approx(2.06, abs=0.01)
-    assert min(ratios.values()) == pytest.approx(1.59, abs=0.01)
-    assert max(ratios.values()) == pytest.approx(2.89, abs=0.01)
+    assert min(ratios.values()) == pytest.approx(1.58, abs=0.01)
+    assert max(ratios.values()) == pytest.approx(3.06, abs=0.01)
 
 
 def test_the_schema_is_stable():
@@ -219,7 +220,7 @@ def test_mistakes_are_explained(given: dict[str, Any], error: type[Exception], s
     ("memory", "max_num_seqs", "says"),
     [
         ("10GB", 8, "GB are missing; a larger memory or a smaller"),
-        ("52GB", 64, "lower max_num_seqs to 4 or less"),
+        ("52GB", 64, "lower max_num_seqs to 3 or less"),
         ("48G", 64, "max_num_seqs and raise gpu_memory_util"),
     ],
 )
@@ -270,8 +271,8 @@ def test_the_table():
     assert len({len(line) for line in table}) == 1, "columns line up"
     assert table[0].split() == ["BF16", "W12"]
     assert "linear layers" in text
-    assert "In memory W12 is estimated at 12.0" in text
-    assert "The KV pool is 2.89 times as large with W12." in text
+    assert "In memory W12 is estimated at 12.154 bits" in text
+    assert "The KV pool is 3.06 times as large with W12." in text
     assert "26.896 B parameters" in lines[0]
     assert result.stderr == b""
 

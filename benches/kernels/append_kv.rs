@@ -23,8 +23,8 @@ pub fn bench(c: &mut Criterion) {
             let mut rows = PlacedRows::default();
             rows.push(0, 40, &[1, 0], 0..num_rows as u32)
                 .expect("two pages hold the rows");
-            let mut k_pages = device.alloc::<f32>(2 * KV_BLOCK * row_len);
-            let mut v_pages = device.alloc::<f32>(2 * KV_BLOCK * row_len);
+            let mut k_pages = device.try_alloc::<f32>(2 * KV_BLOCK * row_len).unwrap();
+            let mut v_pages = device.try_alloc::<f32>(2 * KV_BLOCK * row_len).unwrap();
             let num_bytes = 2 * num_rows * row_len * size_of::<f32>();
             group.throughput(Throughput::Bytes(num_bytes as u64));
             group.bench_function(BenchmarkId::new(name, num_rows), |b| {

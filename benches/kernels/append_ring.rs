@@ -22,7 +22,7 @@ pub fn bench(c: &mut Criterion) {
             let mut rows = PlacedRows::default();
             rows.push(0, 40, &[], 0..num_rows as u32)
                 .expect("no pages are asked for");
-            let mut rings = device.alloc::<f32>(RING_LEN * row_len);
+            let mut rings = device.try_alloc::<f32>(RING_LEN * row_len).unwrap();
             let num_bytes = num_rows * row_len * size_of::<f32>();
             group.throughput(Throughput::Bytes(num_bytes as u64));
             group.bench_function(BenchmarkId::new(name, num_rows), |b| {

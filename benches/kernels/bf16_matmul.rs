@@ -51,7 +51,7 @@ impl Case {
         let x: Vec<f32> = values(num_rows * in_features).collect();
         let device = Device::host(None).expect("worker threads");
         Self {
-            y: device.alloc(num_rows * out_features),
+            y: device.try_alloc(num_rows * out_features).unwrap(),
             device,
             weight: packed(out_features, in_features),
             x: Buffer::from_slice(&x),

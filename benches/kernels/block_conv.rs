@@ -29,7 +29,7 @@ pub fn bench(c: &mut Criterion) {
             let delta_len = num_rows * 2 * KERNEL_SIZE * width / GROUP_SIZE;
             let delta = Buffer::from_slice(&vec![0.1_f32; delta_len]);
             let base = Buffer::from_slice(&vec![0.1_f32; 2 * KERNEL_SIZE * width]);
-            let mut y = device.alloc::<f32>(x.len());
+            let mut y = device.try_alloc::<f32>(x.len()).unwrap();
             let num_bytes = (x.len() + y.len() + delta_len / 2) * size_of::<f32>();
             group.throughput(Throughput::Bytes(num_bytes as u64));
             group.bench_function(BenchmarkId::new(name, num_blocks), |b| {

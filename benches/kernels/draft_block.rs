@@ -5,7 +5,7 @@ use std::hint::black_box;
 use criterion::{BenchmarkId, Criterion, Throughput};
 use specpilot_rs::device::{Buffer, Device};
 use specpilot_rs::kernels::Kernel;
-use specpilot_rs::kernels::draft_block::{BlockContext, DraftBlock, DraftBlockArgs};
+use specpilot_rs::kernels::draft_block::{BlockContext, BlockContexts, DraftBlock, DraftBlockArgs};
 use specpilot_rs::kernels::tree_attention::KV_BLOCK;
 
 /// Name, block size, query heads, kv heads, head length.
@@ -22,11 +22,16 @@ pub fn bench(c: &mut Criterion) {
         for (context_len, window) in CASES {
             let num_pages = context_len.div_ceil(KV_BLOCK);
             let page_table: Vec<u32> = (0..num_pages as u32).collect();
+            let context = BlockContext {
+                page_table: &page_table,
+                context_len,
+            };
+            let contexts = BlockContexts::of(&device, &[context]).unwrap();
             let pages =
                 Buffer::from_slice(&vec![0.1_f32; num_pages * KV_BLOCK * kv_heads * head_dim]);
             let block = Buffer::from_slice(&vec![0.1_f32; block_size * kv_heads * head_dim]);
             let q = Buffer::from_slice(&vec![0.1_f32; block_size * q_heads * head_dim]);
-            let mut out = device.alloc::<f32>(q.len());
+            let mut out = device.try_alloc::<f32>(q.len()).unwrap();
             let num_keys =
                 window.map_or(context_len, |window| window.min(context_len)) + block_size;
             let flops = 4 * block_size * num_keys * q_heads * head_dim;
@@ -39,10 +44,7 @@ pub fn bench(c: &mut Criterion) {
                         v_block: &block,
                         k_pages: &pages,
                         v_pages: &pages,
-                        contexts: &[BlockContext {
-                            page_table: &page_table,
-                            context_len,
-                        }],
+                        contexts: &contexts,
                         block_size,
                         q_heads,
                         kv_heads,

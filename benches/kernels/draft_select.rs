@@ -47,8 +47,8 @@ pub fn bench(c: &mut Criterion) {
                     )
                 });
                 let anchor_tokens = Staged::on_host(vec![7]);
-                let mut token_ids = device.alloc::<u32>(num_levels * TOP_K);
-                let mut log_probs = device.alloc::<f32>(num_levels * TOP_K * TOP_K);
+                let mut token_ids = device.try_alloc::<u32>(num_levels * TOP_K).unwrap();
+                let mut log_probs = device.try_alloc::<f32>(num_levels * TOP_K * TOP_K).unwrap();
                 b.iter(|| {
                     let args = DraftSelectArgs {
                         logits,

@@ -21,7 +21,9 @@ pub fn bench(c: &mut Criterion) {
         for num_rows in NUM_ROWS {
             let step = 64 / num_rows as u32;
             let rows = Staged::on_host((0..num_rows as u32).map(|i| i * step).collect());
-            let mut y = device.alloc::<f32>(num_rows * num_taps * width);
+            let mut y = device
+                .try_alloc::<f32>(num_rows * num_taps * width)
+                .unwrap();
             group.throughput(Throughput::Bytes((2 * y.len() * size_of::<f32>()) as u64));
             group.bench_function(BenchmarkId::new(name, num_rows), |b| {
                 b.iter(|| {

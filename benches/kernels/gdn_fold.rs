@@ -23,7 +23,7 @@ pub fn bench(c: &mut Criterion) {
             value_dim: 128,
             conv_kernel: 4,
         };
-        let mut cache = GdnLayerCache::new(&device, &shape, 1);
+        let mut cache = GdnLayerCache::new(&device, &shape, 1).unwrap();
         cache.log_k.host_mut().fill(0.01);
         cache.log_d.host_mut().fill(0.01);
         cache.log_g.host_mut().fill(-0.1);

@@ -32,7 +32,7 @@ pub fn bench(c: &mut Criterion) {
             value_dim: 128,
             conv_kernel: 4,
         };
-        let mut cache = GdnLayerCache::new(&device, &shape, 1);
+        let mut cache = GdnLayerCache::new(&device, &shape, 1).unwrap();
         for buffer in [
             &mut cache.states,
             &mut cache.log_k,
@@ -65,8 +65,10 @@ pub fn bench(c: &mut Criterion) {
                 num_rows * num_value_heads,
             ]
             .map(filled);
-            let mut tail = GdnTail::new(&device, &shape, num_rows);
-            let mut y = device.alloc::<f32>(num_rows * shape.values_len());
+            let mut tail = GdnTail::new(&device, &shape, num_rows).unwrap();
+            let mut y = device
+                .try_alloc::<f32>(num_rows * shape.values_len())
+                .unwrap();
             let entries = |p: &u32| *p as usize - anchor_of(*p as usize);
             let num_entries: usize = paths.positions().values().iter().map(entries).sum();
             let flops = 4 * shape.values_len() * (num_rows * shape.key_dim + num_entries)

@@ -66,8 +66,8 @@ impl Case {
         let device = Device::host(None).expect("worker threads");
         Self {
             head: ScreenedHead::new(&exact),
-            logits: device.alloc(num_rows * vocab_size),
-            x: device.alloc(num_rows * hidden_size),
+            logits: device.try_alloc(num_rows * vocab_size).unwrap(),
+            x: device.try_alloc(num_rows * hidden_size).unwrap(),
             device,
             exact,
             dense_ids: vec![0; num_rows],

@@ -21,7 +21,7 @@ pub fn bench(c: &mut Criterion) {
     for (name, num_vectors, width) in SHAPES {
         let x = Buffer::from_slice(&vec![0.5; num_vectors * width]);
         let weight = Buffer::from_slice(&vec![1.5; width]);
-        let mut y = device.alloc(num_vectors * width);
+        let mut y = device.try_alloc(num_vectors * width).unwrap();
         let num_bytes = 2 * num_vectors * width * size_of::<f32>();
         group.throughput(Throughput::Bytes(num_bytes as u64));
         group.bench_function(BenchmarkId::from_parameter(name), |b| {

@@ -25,7 +25,7 @@ pub fn bench(c: &mut Criterion) {
             let pages = Buffer::from_slice(&vec![0.1_f32; pool_len]);
             let tail = Buffer::from_slice(&vec![0.1_f32; num_rows * kv_heads * head_dim]);
             let q = Buffer::from_slice(&vec![0.1_f32; num_rows * q_heads * head_dim]);
-            let mut out = device.alloc::<f32>(q.len());
+            let mut out = device.try_alloc::<f32>(q.len()).unwrap();
             let mut paths = RowPaths::default();
             let parents: Vec<_> = (0..num_rows)
                 .map(|i| i.checked_sub(1).map(|p| p / 2))

@@ -79,7 +79,7 @@ impl Case {
             .collect();
         let device = Device::host(None).expect("worker threads");
         Self {
-            y: device.alloc(num_rows * weight.out_features()),
+            y: device.try_alloc(num_rows * weight.out_features()).unwrap(),
             device,
             weight,
             x: Buffer::from_slice(&x),

@@ -30,6 +30,8 @@ __all__ = [
     "check_target",
     "compile_kernels",
     "convert_weights",
+    "cuda_compiler_version",
+    "cuda_gpus",
     "inspect_weights",
     "kernels",
     "num_cuda_devices",
@@ -42,6 +44,8 @@ TARGET_ARCHITECTURES: dict[str, tuple[str, ...]]
 w12: ModuleType
 
 def num_cuda_devices() -> int: ...
+def cuda_gpus() -> list[dict[str, Any]]: ...
+def cuda_compiler_version() -> tuple[int, int]: ...
 def compile_kernels(
     arches: Sequence[str],
     cache_dir: str | PathLike[str] | None = None,

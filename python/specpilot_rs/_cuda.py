@@ -9,7 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import sys
 from pathlib import Path
+
+from tqdm import tqdm
+
+from specpilot_rs import _core
+from specpilot_rs.errors import DeviceError
 
 # In this order: the compiler looks for its helper by name and has no search path of its own.
 _LIBRARIES = ("libnvrtc-builtins.so.13.0", "libnvrtc.so.13")
@@ -25,6 +31,28 @@ def preload() -> None:
         if all(path.is_file() for path in paths):
             _loaded.extend(ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL) for path in paths)
             return
+
+
+def prepare(device: str) -> None:
+    """Get ready for an engine on `device`: load the compiler and compile what is not in the cache yet.
+
+    Does nothing where no GPU would be used; what is wrong with one the engine says as it opens.
+    """
+    name, _, index = device.partition(":")
+    if name not in ("auto", "cuda") or not (index or "0").isdecimal():
+        return
+    try:
+        gpus = _core.cuda_gpus()
+        arch = gpus[int(index or 0)]["arch"]
+    except (DeviceError, IndexError):
+        return
+    if arch is None:
+        return
+    preload()
+    # Silent while it is quick: kernels in the cache are only read.
+    bar = tqdm(desc="Compiling CUDA kernels", file=sys.stderr, disable=not sys.stderr.isatty(), delay=1)
+    with bar:
+        _core.compile_kernels([arch], on_progress=lambda stem, _: bar.set_postfix_str(stem))
 
 
 def _is_loaded(name: str) -> bool:

@@ -47,6 +47,7 @@ ModelOption = Annotated[str | None, typer.Option("--model", "-m", help="Target: 
 DemoOption = Annotated[bool, typer.Option("--demo", help="Use the bundled pair instead of --model.")]
 TokenizerOption = Annotated[str | None, typer.Option(help="Another tokenizer: a directory or a hub id.")]
 DtypeOption = Annotated[str, typer.Option(help=help_of(EngineOptions, "dtype"))]
+DeviceOption = Annotated[str, typer.Option(help=help_of(EngineOptions, "device"))]
 RequestsOption = Annotated[int, typer.Option(help=help_of(EngineOptions, "max_num_seqs"))]
 RevisionOption = Annotated[str | None, typer.Option(help="Revision of the target on the hub.")]
 DrafterOption = Annotated[
@@ -128,6 +129,7 @@ def generate(
     max_num_seqs: RequestsOption = EngineOptions.max_num_seqs,
     tokenizer: TokenizerOption = None,
     dtype: DtypeOption = EngineOptions.dtype,
+    device: DeviceOption = EngineOptions.device,
     weight_format: FormatOption = EngineOptions.weight_format,
     head: HeadOption = EngineOptions.head,
     gpu_memory_utilization: MemoryShareOption = EngineOptions.gpu_memory_utilization,
@@ -158,6 +160,7 @@ def generate(
         max_num_seqs=max_num_seqs,
         tokenizer=tokenizer,
         dtype=dtype,
+        device=device,
         weight_format=weight_format,
         head=head,
         gpu_memory_utilization=gpu_memory_utilization,
@@ -217,6 +220,7 @@ def chat(
     max_model_len: ContextOption = None,
     tokenizer: TokenizerOption = None,
     dtype: DtypeOption = EngineOptions.dtype,
+    device: DeviceOption = EngineOptions.device,
     weight_format: FormatOption = EngineOptions.weight_format,
     head: HeadOption = EngineOptions.head,
     gpu_memory_utilization: MemoryShareOption = EngineOptions.gpu_memory_utilization,
@@ -244,6 +248,7 @@ def chat(
         max_num_seqs=1,
         tokenizer=tokenizer,
         dtype=dtype,
+        device=device,
         weight_format=weight_format,
         head=head,
         gpu_memory_utilization=gpu_memory_utilization,
@@ -276,9 +281,9 @@ def plan(
     drafter: Annotated[str | None, typer.Option(help=help_of(SpeculativeConfig, "model"))] = None,
     memory: Annotated[
         str | None,
-        typer.Option(help="The device's memory: 80GB, 80GiB, ...; what this machine has if omitted."),
+        typer.Option(help="The device's memory: 80GB, 80GiB, ...; what it has available if omitted."),
     ] = None,
-    device: Annotated[str, typer.Option(help="Where the engine would run: cpu or cuda.")] = "cpu",
+    device: DeviceOption = "cpu",
     max_model_len: ContextOption = None,
     max_num_seqs: RequestsOption = EngineOptions.max_num_seqs,
     gpu_memory_utilization: MemoryShareOption = EngineOptions.gpu_memory_utilization,

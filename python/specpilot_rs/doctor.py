@@ -89,10 +89,38 @@ def _environment() -> Iterator[Finding]:
             yield Finding(Level.FAIL, package, "not installed", f"pip install {package}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     yield Finding(Level.OK, "cpu", f"{platform.machine()}, {cores} cores usable")
-    yield Finding(Level.OK, "device", "cpu; this release has no GPU backend")
+    yield from _gpus()
     available = _available_bytes()
     if available is not None:
         yield Finding(Level.OK, "memory", f"{available / 2**30:.1f} GiB available")
+
+
+def _gpus() -> Iterator[Finding]:
+    try:
+        from specpilot_rs import _core, _cuda
+        from specpilot_rs.errors import DeviceError
+    except ImportError:
+        return  # reported with the environment
+    try:
+        gpus = _core.cuda_gpus()
+    except DeviceError as error:
+        yield Finding(Level.OK, "gpu", f"none can be used: {_reason(error)}")
+        return
+    for index, gpu in enumerate(gpus):
+        what = f"{gpu['name']}, {gpu['total_bytes'] / 2**30:.1f} GiB"
+        if gpu["arch"] is None:
+            major, minor = gpu["compute_capability"]
+            fix = 'use device="cpu" or another GPU'
+            yield Finding(Level.WARN, f"cuda:{index}", f"{what}: no kernels for sm_{major}{minor}", fix)
+        else:
+            yield Finding(Level.OK, f"cuda:{index}", f"{what}, kernels for {gpu['arch']}")
+    if any(gpu["arch"] for gpu in gpus):
+        _cuda.preload()
+        try:
+            major, minor = _core.cuda_compiler_version()
+            yield Finding(Level.OK, "nvrtc", f"{major}.{minor}")
+        except DeviceError as error:
+            yield Finding(Level.FAIL, "nvrtc", _reason(error), "pip install 'specpilot-rs[cuda]'")
 
 
 def _extension() -> Finding:

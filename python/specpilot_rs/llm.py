@@ -18,6 +18,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from specpilot_rs import _cuda
 from specpilot_rs._core import Engine, ScoreRecord, check_target
 from specpilot_rs.demo import DFLASH2_DIR, TARGET_DIR
 from specpilot_rs.errors import OptionError, RequestError, SpecPilotError
@@ -73,7 +74,7 @@ class LLM:
             tokenizer: Directory or hub id of another tokenizer.
             skip_tokenizer_init: Work with token ids only; texts come back empty.
             dtype: Type of activations.
-            device: "auto" or "cpu".
+            device: "cpu", "cuda:N" for a GPU, or "auto": the first GPU if it can be used, else the CPU.
             weight_format: How the target's linear layers are held; a drafter's stay as its files are.
             head: How greedy tokens are found: "dense", "screened" or "auto"; the tokens are the same.
             max_model_len: Most tokens of prompt and output together.
@@ -83,7 +84,7 @@ class LLM:
             speculative_config: `None` for plain decoding, else the fields of `SpeculativeConfig`.
             seed: Seed of requests that sample and bring none of their own.
             profile: A tuned profile; not in this release.
-            num_threads: Worker threads on the CPU.
+            num_threads: Worker threads on the CPU; for a GPU they load weights.
             **unknown: Other options of vLLM, accepted where they ask for nothing (`tensor_parallel_size=1`,
                 `trust_remote_code=False`); all else is refused, with the nearest valid name.
 
@@ -134,6 +135,7 @@ class LLM:
             self._tokenizer = Tokenizer(target if tokenizer is None else model_directory(tokenizer))
             end = self._tokenizer.eos_token_id
             options = dataclasses.replace(options, extra_eos_token_ids=() if end is None else (end,))
+        _cuda.prepare(options.device)
         self._engine = Engine(model=str(target), drafter=drafter, options=options)
         self._plan = self._engine.describe()
         if self._plan["drafter"] is not None:

@@ -182,8 +182,10 @@ def is_text(value: object) -> TypeGuard[str]:
 class EngineOptions:
     """Options of one engine as the caller gave them; the engine resolves them against model and device."""
 
-    dtype: str = _option("auto", "Activations: auto (float32 on the CPU) or float32.")
-    device: str = _option("auto", "Where to run: auto or cpu.")
+    dtype: str = _option("auto", "Activations: auto or float32, which is the same in this release.")
+    device: str = _option(
+        "auto", "Where to run: cpu, cuda:N (a GPU), or auto (the first GPU if it can be used, else the CPU)."
+    )
     weight_format: str = _option(
         "auto",
         "How the target's linear layers are held: auto (as in the checkpoint), bf16, w12; same bits in all.",

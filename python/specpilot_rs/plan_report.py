@@ -47,9 +47,8 @@ def plan_memory(
     Args:
         model: Directory or hub id of the target.
         drafter: Directory or hub id of the drafter; plain decoding if omitted.
-        memory: The device's memory, such as "80GB" (10^9) or "80GiB"; what this machine has available if
-            omitted.
-        device: "cpu" or "cuda"; decides the type of activations, keys and values.
+        memory: The device's memory, such as "80GB" (10^9) or "80GiB"; what it has available if omitted.
+        device: "cpu", "cuda:N" or "auto"; decides how weights are laid out.
         options: Limits, speculation and the share of the memory that the engine may take.
 
     Returns:
@@ -141,7 +140,7 @@ def _notes(plan: dict[str, Any]) -> Iterator[str]:
         yield "W12 pays for no matrix of this model: all stay BF16."
     elif w12["is_estimate"]:
         yield (
-            f"In memory W12 is estimated at {bits}: 12 bits, a base per channel, a count per tile and "
+            f"In memory W12 is estimated at {bits}: 12 bits, what decoding needs beside them, and "
             f"{plan['assumed_escape_rate']:g} escapes a weight; convert the model for exact sizes."
         )
     else:

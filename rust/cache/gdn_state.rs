@@ -6,7 +6,7 @@
 //! that a row may read) to the last committed token. All of it follows from the committed tokens alone.
 
 use crate::device::{Buffer, Device};
-use crate::error::KernelError;
+use crate::error::{DeviceError, KernelError};
 use crate::kernels::append_ring::{AppendRing, AppendRingArgs, Ring};
 use crate::kernels::gdn_fold::{GdnFold, GdnFoldArgs, fold_heads};
 use crate::kernels::gdn_wy::{
@@ -52,15 +52,23 @@ struct SlotState {
 
 impl GdnCache {
     /// Caches for `num_layers` layers and `num_slots` requests.
-    pub fn new(device: &Device, shape: GdnShape, num_layers: usize, num_slots: usize) -> Self {
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`].
+    pub fn new(
+        device: &Device,
+        shape: GdnShape,
+        num_layers: usize,
+        num_slots: usize,
+    ) -> Result<Self, DeviceError> {
         let layers = (0..num_layers)
             .map(|_| GdnLayerCache::new(device, &shape, num_slots))
-            .collect();
-        Self {
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
             shape,
             layers,
             slots: vec![SlotState::default(); num_slots],
-        }
+        })
     }
 
     /// Bytes that one slot takes in `num_layers` layers, for sizing a cache before it exists. States and log are fp32
@@ -94,21 +102,17 @@ impl GdnCache {
         &self.layers[layer]
     }
 
-    /// Prepares `slot` for a new request: zero state, nothing committed.
+    /// Hands `slot` to a new request: nothing is committed.
     pub fn reset(&mut self, slot: usize) {
         self.slots[slot] = SlotState::default();
-        // Logs, inputs and the other states are written before they are read.
-        let len = self.shape.state_len();
-        for layer in &mut self.layers {
-            layer.states.host_mut()[slot * STATE_RING * len..][..len].fill(0.0);
-        }
     }
 
     /// Folds forward, in all layers, until the state of `anchor_of(p)` exists for every p from the committed length to
-    /// `last_position`. Call before a pass.
+    /// `last_position`; before the first token it is zero. Call before a pass.
     ///
     /// # Errors
-    /// [`KernelError::PathTooLong`] when `last_position` lies more than a path beyond the committed tokens.
+    /// [`KernelError::PathTooLong`] when `last_position` lies more than a path beyond the committed tokens,
+    /// [`KernelError::Device`].
     pub fn prepare(
         &mut self,
         device: &Device,
@@ -122,6 +126,18 @@ impl GdnCache {
                 expected: MAX_PATH_ROWS,
                 got: path_len,
             });
+        }
+        if state.committed_len == 0 {
+            // Logs, inputs and the other states are written before they are read.
+            let len = self.shape.state_len();
+            let first = slot * STATE_RING * len;
+            for layer in &mut self.layers {
+                let cleared = layer.states.clear(first..first + len);
+                cleared.map_err(|source| KernelError::Device {
+                    kernel: "gdn_state",
+                    source,
+                })?;
+            }
         }
         while state.newest < anchor_of(last_position) {
             for cache in &mut self.layers {
@@ -179,16 +195,31 @@ impl GdnCache {
         self.slots[slot].committed_len = committed_len;
     }
 
-    /// The state after all committed tokens, `[Hv, Dk, Dv]`, folded on a copy.
-    pub fn final_state(&self, layer: usize, slot: usize, committed_len: usize) -> Vec<f32> {
+    /// The state after all committed tokens, `[Hv, Dk, Dv]`, folded on the host from a copy.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub fn final_state(
+        &self,
+        layer: usize,
+        slot: usize,
+        committed_len: usize,
+    ) -> Result<Vec<f32>, DeviceError> {
         let (shape, cache) = (&self.shape, &self.layers[layer]);
         let newest = self.slots[slot].newest;
         let ring = slot * STATE_RING + newest / FOLD_INTERVAL % STATE_RING;
-        let mut state =
-            cache.states.host()[ring * shape.state_len()..][..shape.state_len()].to_vec();
-        let log = SlotLog::new(shape, (&cache.log_k, &cache.log_d, &cache.log_g), slot);
+        let entry = |index: usize, len: usize| index * len..(index + 1) * len;
+        let mut state = cache.states.read_range(entry(ring, shape.state_len()))?;
+        let own_log = |log: &Buffer<f32>, row_len: usize| {
+            let values = log.read_range(entry(slot, LOG_POSITIONS * row_len))?;
+            Ok::<_, DeviceError>(Buffer::from_slice(&values))
+        };
+        let k = own_log(&cache.log_k, shape.keys_len())?;
+        let d = own_log(&cache.log_d, shape.values_len())?;
+        let g = own_log(&cache.log_g, shape.num_value_heads)?;
+        let log = SlotLog::new(shape, (&k, &d, &g), 0);
         fold_heads(shape, log, newest..committed_len, &mut state).for_each(simd::dispatch);
-        state
+        Ok(state)
     }
 }
 

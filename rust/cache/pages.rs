@@ -4,7 +4,7 @@
 //! values. Pages are handed out whole; a pool is reserved but not touched before tokens are written.
 
 use crate::device::{Buffer, Device};
-use crate::error::KernelError;
+use crate::error::{DeviceError, KernelError};
 use crate::kernels::Kernel;
 use crate::kernels::append_kv::{AppendKv, AppendKvArgs, KvLayer};
 use crate::kernels::placed_rows::PlacedRows;
@@ -54,21 +54,24 @@ struct LayerPages {
 }
 
 impl KvCache {
-    /// A pool of `num_pages` pages for the given layers. Memory is reserved, not touched.
-    pub fn new(device: &Device, layers: &[KvShape], num_pages: usize) -> Self {
-        Self {
-            layers: layers
-                .iter()
-                .map(|shape| LayerPages {
-                    shape: *shape,
-                    k: device.alloc(num_pages * shape.page_len()),
-                    v: device.alloc(num_pages * shape.page_len()),
-                })
-                .collect(),
+    /// A pool of `num_pages` pages for the given layers. On the host memory is reserved, not touched.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`].
+    pub fn new(device: &Device, layers: &[KvShape], num_pages: usize) -> Result<Self, DeviceError> {
+        let pages = |shape: &KvShape| {
+            Ok(LayerPages {
+                shape: *shape,
+                k: device.try_alloc(num_pages * shape.page_len())?,
+                v: device.try_alloc(num_pages * shape.page_len())?,
+            })
+        };
+        Ok(Self {
+            layers: layers.iter().map(pages).collect::<Result<_, _>>()?,
             free: (0..num_pages as u32).rev().collect(),
             is_free: vec![true; num_pages],
             page_bytes: Self::page_bytes_of(layers, size_of::<f32>()),
-        }
+        })
     }
 
     /// Bytes that one page takes in all `layers` with elements of `element_bytes`, for sizing a pool before it exists.
@@ -172,7 +175,7 @@ mod tests {
     ];
 
     fn cache(num_pages: usize) -> KvCache {
-        KvCache::new(&Device::host(Some(1)).unwrap(), &SHAPES, num_pages)
+        KvCache::new(&Device::host(Some(1)).unwrap(), &SHAPES, num_pages).unwrap()
     }
 
     #[test]
@@ -205,8 +208,9 @@ mod tests {
         assert_eq!(cache.k(0).len(), 3 * 64 * 128);
         assert_eq!(cache.v(1).len(), 3 * 64 * 32);
         let (k, v) = cache.k_v_mut(1);
-        k.host_mut()[7] = 1.0;
-        v.host_mut()[7] = 2.0;
-        assert_eq!((cache.k(1).host()[7], cache.v(1).host()[7]), (1.0, 2.0));
+        k.upload(&[1.0]).unwrap();
+        v.upload(&[2.0]).unwrap();
+        let first = |pages: &Buffer<f32>| pages.read_back(1).unwrap()[0];
+        assert_eq!((first(cache.k(1)), first(cache.v(1))), (1.0, 2.0));
     }
 }

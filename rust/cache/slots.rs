@@ -4,7 +4,7 @@
 //! given back when it ends.
 
 use crate::device::{Buffer, Device};
-use crate::error::KernelError;
+use crate::error::{DeviceError, KernelError};
 use crate::kernels::gdn_wy::{GdnShape, GdnTail};
 use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::tree_attention::KV_BLOCK;
@@ -32,13 +32,16 @@ pub struct SequenceCaches {
 
 impl SequenceCaches {
     /// Caches for `num_slots` sequences sharing `num_pages` pages of [`KV_BLOCK`] positions.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`].
     pub fn new(
         device: &Device,
         layers: &[LayerCache],
         gdn_shape: Option<GdnShape>,
         num_slots: usize,
         num_pages: usize,
-    ) -> Self {
+    ) -> Result<Self, DeviceError> {
         let mut kv_shapes = Vec::new();
         let mut num_gdn_layers = 0;
         let index_in_kind = layers
@@ -54,12 +57,13 @@ impl SequenceCaches {
                 }
             })
             .collect();
-        Self {
-            kv: KvCache::new(device, &kv_shapes, num_pages),
-            gdn: gdn_shape.map(|shape| GdnCache::new(device, shape, num_gdn_layers, num_slots)),
+        let gdn = |shape| GdnCache::new(device, shape, num_gdn_layers, num_slots);
+        Ok(Self {
+            kv: KvCache::new(device, &kv_shapes, num_pages)?,
+            gdn: gdn_shape.map(gdn).transpose()?,
             index_in_kind,
             page_tables: vec![None; num_slots],
-        }
+        })
     }
 
     /// Takes a free slot with room for `num_positions` tokens; `None` when slots or pages are short.
@@ -120,13 +124,22 @@ impl SequenceCaches {
 
     /// Recurrent state of `slot` after its `committed_len` tokens, `[GDN layers, Hv, Dk, Dv]`; `None` for a model
     /// without recurrent layers.
-    pub fn gdn_state(&self, slot: usize, committed_len: usize) -> Option<Vec<f32>> {
-        let gdn = self.gdn.as_ref()?;
-        Some(
-            (0..gdn.num_layers())
-                .flat_map(|layer| gdn.final_state(layer, slot, committed_len))
-                .collect(),
-        )
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub fn gdn_state(
+        &self,
+        slot: usize,
+        committed_len: usize,
+    ) -> Result<Option<Vec<f32>>, DeviceError> {
+        let Some(gdn) = &self.gdn else {
+            return Ok(None);
+        };
+        let mut states = Vec::new();
+        for layer in 0..gdn.num_layers() {
+            states.extend(gdn.final_state(layer, slot, committed_len)?);
+        }
+        Ok(Some(states))
     }
 
     /// Number of free pages.

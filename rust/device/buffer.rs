@@ -160,17 +160,45 @@ impl<T: Element> Buffer<T> {
         Ok(())
     }
 
+    /// Sets the elements in `range` to zero.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub fn clear(&mut self, range: Range<usize>) -> Result<(), DeviceError> {
+        match &mut self.storage {
+            Storage::Host { .. } => self.host_mut()[range].fill(T::default()),
+            Storage::Cuda(_) if range.is_empty() => {}
+            Storage::Cuda(slice) => {
+                let stream = slice.stream().clone();
+                let bytes = range.start * size_of::<T>()..range.end * size_of::<T>();
+                stream
+                    .memset_zeros(&mut slice.slice_mut(bytes))
+                    .map_err(driver("clearing memory of the GPU"))?;
+            }
+        }
+        Ok(())
+    }
+
     /// A copy of the first `len` elements, after all work that writes them.
     ///
     /// # Errors
     /// [`DeviceError::Driver`] with the first error of that work.
     pub fn read_back(&self, len: usize) -> Result<Vec<T>, DeviceError> {
+        self.read_range(0..len)
+    }
+
+    /// A copy of the elements in `range`, after all work that writes them.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`] with the first error of that work.
+    pub fn read_range(&self, range: Range<usize>) -> Result<Vec<T>, DeviceError> {
         match &self.storage {
-            Storage::Host { .. } => Ok(self.host()[..len].to_vec()),
+            Storage::Host { .. } => Ok(self.host()[range].to_vec()),
+            Storage::Cuda(_) if range.is_empty() => Ok(Vec::new()),
             Storage::Cuda(slice) => {
-                let mut values = vec![T::default(); len];
+                let mut values = vec![T::default(); range.len()];
                 let stream = slice.stream();
-                let bytes = &slice.slice(..len * size_of::<T>());
+                let bytes = &slice.slice(range.start * size_of::<T>()..range.end * size_of::<T>());
                 stream
                     .memcpy_dtoh(bytes, as_bytes_mut(&mut values))
                     .and_then(|()| stream.synchronize())
@@ -263,6 +291,9 @@ mod tests {
         assert_eq!(buffer.host().as_ptr() as usize % LINE_BYTES, 0);
         buffer.host_mut()[16] = 2.5;
         assert_eq!(buffer.clone().host()[16], 2.5);
+        assert_eq!(buffer.read_range(15..17).unwrap(), [0.0, 2.5]);
+        buffer.clear(16..17).unwrap();
+        assert_eq!(buffer.read_back(17).unwrap(), [0.0; 17]);
         assert!(Buffer::<bf16>::zeroed(0).is_empty());
     }
 

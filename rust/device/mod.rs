@@ -5,15 +5,46 @@
 
 mod buffer;
 pub mod cuda;
+mod graphs;
 mod staged;
 
 pub use buffer::{Buffer, Element};
+pub use graphs::Graphs;
 pub use staged::Staged;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::DeviceError;
+use crate::options::DeviceChoice;
 use cuda::CudaDevice;
+
+/// The two kinds of devices, as far as layouts and sizes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// CPU.
+    Host,
+    /// A GPU through CUDA.
+    Cuda,
+}
+
+impl Backend {
+    /// Where `choice` leads on this machine.
+    pub fn of(choice: DeviceChoice) -> Self {
+        match choice {
+            DeviceChoice::Auto if cuda::is_usable(0) => Self::Cuda,
+            DeviceChoice::Auto | DeviceChoice::Cpu => Self::Host,
+            DeviceChoice::Cuda(_) => Self::Cuda,
+        }
+    }
+
+    /// A short name for reports: `cpu` or `cuda`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Host => "cpu",
+            Self::Cuda => "cuda",
+        }
+    }
+}
 
 /// The device an engine computes on. `Kernel::run` is the only place that matches on it.
 pub enum Device {
@@ -24,6 +55,20 @@ pub enum Device {
 }
 
 impl Device {
+    /// The device of `choice`, with `num_threads` host workers, or one per available core when `None`.
+    ///
+    /// # Errors
+    /// As for [`host`](Self::host) and [`cuda`](Self::cuda).
+    pub fn open(choice: DeviceChoice, num_threads: Option<usize>) -> Result<Self, DeviceError> {
+        let ordinal = match (choice, Backend::of(choice)) {
+            (_, Backend::Host) => return Self::host(num_threads),
+            (DeviceChoice::Cuda(ordinal), _) => ordinal,
+            _ => 0,
+        };
+        let device = CudaDevice::new(ordinal, HostDevice::new(num_threads)?)?;
+        Ok(Self::Cuda(Box::new(device)))
+    }
+
     /// A host device with `num_threads` workers, or one per available core when `None`.
     ///
     /// # Errors
@@ -37,21 +82,10 @@ impl Device {
     /// # Errors
     /// [`DeviceError`] when there is no driver, it is too old, there is no such GPU, or no kernel runs on it.
     pub fn cuda(ordinal: usize) -> Result<Self, DeviceError> {
-        Ok(Self::Cuda(Box::new(CudaDevice::new(ordinal)?)))
+        Self::open(DeviceChoice::Cuda(ordinal), None)
     }
 
-    /// A zero-filled buffer of `len` elements on this device, for sizes that a plan has already found room for.
-    ///
-    /// # Panics
-    /// Panics if a GPU has no memory left; where that may be, use [`try_alloc`](Self::try_alloc).
-    pub fn alloc<T: Element>(&self, len: usize) -> Buffer<T> {
-        match self.try_alloc(len) {
-            Ok(buffer) => buffer,
-            Err(error) => panic!("{error}"),
-        }
-    }
-
-    /// As [`alloc`](Self::alloc).
+    /// A zero-filled buffer of `len` elements on this device.
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`].
@@ -76,7 +110,18 @@ impl Device {
         Ok(buffer)
     }
 
-    /// Bytes of all buffers that [`alloc`](Self::alloc) has made, given back or not: what a memory plan is held
+    /// A buffer of values that never change: weights, tables. On the host it does not count as allocated.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`], [`DeviceError::Driver`].
+    pub fn constants(&self, values: &[f32]) -> Result<Buffer<f32>, DeviceError> {
+        match self {
+            Self::Host(_) => Ok(Buffer::from_slice(values)),
+            Self::Cuda(_) => self.buffer_of(values),
+        }
+    }
+
+    /// Bytes of all buffers that [`try_alloc`](Self::try_alloc) has made, given back or not: what a memory plan is held
     /// against.
     pub fn bytes_allocated(&self) -> u64 {
         match self {
@@ -93,11 +138,19 @@ impl Device {
         }
     }
 
-    /// A short name for reports: `cpu` or `cuda`.
-    pub fn name(&self) -> &'static str {
+    /// Its kind.
+    pub fn backend(&self) -> Backend {
         match self {
-            Self::Host(_) => "cpu",
-            Self::Cuda(_) => "cuda",
+            Self::Host(_) => Backend::Host,
+            Self::Cuda(_) => Backend::Cuda,
+        }
+    }
+
+    /// Its name for reports: `cpu` or, of the second GPU, `cuda:1`.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Host(_) => "cpu".to_owned(),
+            Self::Cuda(cuda) => format!("cuda:{}", cuda.ordinal()),
         }
     }
 }

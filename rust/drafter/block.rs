@@ -5,6 +5,8 @@
 //! is another draft. Rows of several requests are packed position-major (`row = i * num_blocks + b`), which keeps the
 //! rows that predict together. DFlash2 wraps both sublayers in a convolution over the block.
 
+use std::convert::Infallible;
+
 use super::DraftAnchor;
 use super::config::BlockConfig;
 use super::context::{Contexts, Model};
@@ -80,44 +82,79 @@ impl Lists {
 
 impl<B> Block<B> {
     /// What `rows` makes of each buffer's values per row.
-    fn with(config: &BlockConfig, mut rows: impl FnMut(usize) -> B) -> Self {
+    fn with<E>(
+        config: &BlockConfig,
+        mut rows: impl FnMut(usize) -> Result<B, E>,
+    ) -> Result<Self, E> {
         let hidden = config.hidden_size;
         let delta = config
             .method
             .selector()
             .map_or(0, |selector| selector.conv_delta_dim(hidden));
-        Self {
-            residual: rows(hidden),
-            input: rows(hidden),
-            unconvolved: rows(hidden),
-            conv_delta: rows(delta),
-            q_raw: rows(config.q_dim()),
-            q: rows(config.q_dim()),
-            k_raw: rows(config.kv_dim()),
-            k: rows(config.kv_dim()),
-            v: rows(config.kv_dim()),
-            attended: rows(config.q_dim()),
-            gate: rows(config.intermediate_size),
-            up: rows(config.intermediate_size),
+        Ok(Self {
+            residual: rows(hidden)?,
+            input: rows(hidden)?,
+            unconvolved: rows(hidden)?,
+            conv_delta: rows(delta)?,
+            q_raw: rows(config.q_dim())?,
+            q: rows(config.q_dim())?,
+            k_raw: rows(config.kv_dim())?,
+            k: rows(config.kv_dim())?,
+            v: rows(config.kv_dim())?,
+            attended: rows(config.q_dim())?,
+            gate: rows(config.intermediate_size)?,
+            up: rows(config.intermediate_size)?,
             lists: Lists::default(),
-        }
+        })
     }
 }
 
 impl Block {
     /// Buffers for `num_rows` rows of all requests.
-    pub(super) fn new(device: &Device, config: &BlockConfig, num_rows: usize) -> Self {
-        Self::with(config, |width| device.alloc(num_rows * width))
+    ///
+    /// # Errors
+    /// [`DeviceError`](crate::error::DeviceError) when the device has no room.
+    pub(super) fn new(device: &Device, config: &BlockConfig, num_rows: usize) -> Result<Self> {
+        Ok(Self::with(config, |width| {
+            device.try_alloc(num_rows * width)
+        })?)
     }
 
     /// Values in all buffers for `num_rows` rows.
     pub(super) fn len_of(config: &BlockConfig, num_rows: usize) -> usize {
         let mut row_len = 0;
-        Block::with(config, |width| row_len += width);
+        let count = |width| {
+            row_len += width;
+            Ok::<_, Infallible>(width)
+        };
+        let Ok(_) = Block::with(config, count);
         num_rows * row_len
     }
 
-    /// Final-norm outputs `[num_levels, anchors, hidden_size]` of a block that drafts `num_levels` positions.
+    /// Writes down the rows of blocks after `anchors` that draft `num_levels` positions.
+    pub(super) fn look_from(
+        &mut self,
+        device: &Device,
+        config: &BlockConfig,
+        anchors: &[DraftAnchor],
+        num_levels: usize,
+    ) -> Result<()> {
+        let block_size = config.num_rows(num_levels);
+        self.lists.fill(device, config, anchors, block_size)
+    }
+
+    /// Where the lists of [`look_from`](Self::look_from) lie.
+    pub(super) fn lists(&self) -> [Option<u64>; 2] {
+        [&self.lists.token_ids, &self.lists.positions].map(Staged::cuda_address)
+    }
+
+    /// Final-norm outputs of the last [`forward`](Self::forward).
+    pub(super) fn hidden(&self) -> &Buffer<f32> {
+        &self.input
+    }
+
+    /// Computes [`hidden`](Self::hidden) `[num_levels, anchors, hidden_size]` of the blocks of the last
+    /// [`look_from`](Self::look_from).
     pub(super) fn forward(
         &mut self,
         device: &Device,
@@ -126,14 +163,10 @@ impl Block {
         embed: &PackedBf16,
         anchors: &[DraftAnchor],
         num_levels: usize,
-    ) -> Result<&Buffer<f32>> {
+    ) -> Result<()> {
         let config = model.config;
         let num_blocks = anchors.len();
         let block_size = config.num_rows(num_levels);
-        for anchor in anchors {
-            contexts.check_ends_before(anchor)?;
-        }
-        self.lists.fill(device, config, anchors, block_size)?;
         let rows = Rows {
             num_rows: block_size * num_blocks,
             block_size,
@@ -166,7 +199,7 @@ impl Block {
                 y: &mut self.input,
             },
         )?;
-        Ok(&self.input)
+        Ok(())
     }
 
     fn attend(
@@ -231,7 +264,7 @@ impl Block {
                 v_block: &self.v,
                 k_pages,
                 v_pages,
-                contexts: &contexts.of_layer(layer_index, rows.anchors),
+                contexts: contexts.seen_in(layer_index),
                 block_size: rows.block_size,
                 q_heads: config.num_heads,
                 kv_heads: config.num_kv_heads,

@@ -11,8 +11,9 @@ use super::markov::{MarkovWalk, WalkWeights};
 use super::proposal::Proposal;
 use super::weights::BlockWeights;
 use super::{ContextRows, DraftAnchor, DraftRequest, Drafter, check_length};
-use crate::device::{Buffer, Device};
+use crate::device::{Buffer, Device, Graphs};
 use crate::error::{DrafterError, Result};
+use crate::kernels::draft_block::{self, ContextsKey};
 use crate::model::DecoderWeights;
 use crate::options::speculation::DraftScores;
 use crate::weights::checkpoint::Verification;
@@ -28,6 +29,19 @@ pub(super) struct BlockDrafter {
     block: Block,
     head: DraftHead,
     walk: Option<MarkovWalk>,
+    graphs: Graphs<DraftKey>,
+}
+
+/// What the launches of a draft follow from.
+#[derive(PartialEq, Eq, Hash)]
+struct DraftKey {
+    contexts: Vec<ContextsKey>,
+    lists: [Option<u64>; 2],
+    anchor_tokens: Option<u64>,
+    num_levels: usize,
+    has_selector: bool,
+    /// `None` where a walk selects.
+    selected_width: Option<usize>,
 }
 
 impl BlockDrafter {
@@ -41,18 +55,19 @@ impl BlockDrafter {
         let num_rows = sizes.num_slots * config.num_rows(sizes.num_draft_tokens);
         Ok(Self {
             taps,
-            weights: BlockWeights::load(dir, config, sizes.vocab_size)?,
-            inverse_frequencies: Buffer::from_slice(&config.rope.inverse_frequencies()),
+            weights: BlockWeights::load(device, dir, config, sizes.vocab_size)?,
+            inverse_frequencies: device.constants(&config.rope.inverse_frequencies())?,
             contexts: Contexts::new(
                 device,
                 config,
                 sizes.num_slots,
                 sizes.num_pages,
                 sizes.pages_per_sequence,
-            ),
-            block: Block::new(device, config, num_rows),
-            head: DraftHead::new(device, config, &sizes),
-            walk: MarkovWalk::new(device, config, &sizes),
+            )?,
+            block: Block::new(device, config, num_rows)?,
+            head: DraftHead::new(device, config, &sizes)?,
+            walk: MarkovWalk::new(device, config, &sizes)?,
+            graphs: Graphs::default(),
             config: config.clone(),
             sizes,
         })
@@ -66,6 +81,13 @@ impl Drafter for BlockDrafter {
 
     fn verification(&self) -> Verification {
         self.weights.verification
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        let (config, sizes) = (&self.config, &self.sizes);
+        let block_size = config.num_rows(sizes.num_draft_tokens);
+        let (num_heads, head_dim) = (config.num_heads, config.head_dim);
+        draft_block::scratch_bytes(sizes.num_slots, block_size, num_heads, head_dim)
     }
 
     fn taps(&self) -> &[usize] {
@@ -127,44 +149,66 @@ impl Drafter for BlockDrafter {
             inverse_frequencies: &self.inverse_frequencies,
         };
         let num_levels = wanted.num_draft_tokens;
-        let embed = &target.embed;
-        let hidden =
-            self.block
-                .forward(device, model, &self.contexts, embed, anchors, num_levels)?;
-        let rows = DraftedRows {
-            anchors,
-            num_levels,
-            hidden,
-        };
-        let own_head = self.weights.head.as_ref();
-        let logits = self.head.project(device, target, own_head, rows)?;
+        self.contexts.look_from(device, anchors)?;
+        self.block
+            .look_from(device, &self.config, anchors, num_levels)?;
+        self.head.look_from(device, anchors)?;
         let width = match wanted.scores {
             DraftScores::Greedy => 1,
             _ => wanted.width.min(self.sizes.width),
         };
         let weights = &self.weights;
-        match (
-            wanted.scores,
-            &weights.selector,
-            &weights.markov,
-            &mut self.walk,
-        ) {
-            (DraftScores::Greedy | DraftScores::Conditional, Some(selector), ..) => self
-                .head
-                .propose_selected(device, selector, rows, proposals),
-            (DraftScores::Greedy | DraftScores::Conditional, _, Some(markov), Some(walk)) => {
-                let confidence = weights.confidence.as_ref();
-                let weights = WalkWeights {
-                    markov,
-                    confidence,
-                    own_head,
-                };
-                let wanted = DraftRequest { width, ..wanted };
-                walk.propose(device, weights, rows, logits, wanted, proposals)
-            }
-            _ => self
-                .head
-                .propose_marginal(device, own_head, rows, width, proposals),
-        }
+        let walk = match wanted.scores {
+            DraftScores::Marginal => None,
+            _ => weights.markov.as_ref().zip(self.walk.as_mut()),
+        };
+        let selector = match wanted.scores {
+            DraftScores::Marginal => None,
+            _ => weights.selector.as_ref(),
+        };
+        let selected_width = walk.is_none().then_some(width);
+        let key = DraftKey {
+            contexts: self
+                .contexts
+                .launch_keys(&self.config, self.config.num_rows(num_levels)),
+            lists: self.block.lists(),
+            anchor_tokens: self.head.list(),
+            num_levels,
+            has_selector: selector.is_some(),
+            selected_width,
+        };
+        let own_head = weights.head.as_ref();
+        let Self {
+            block,
+            head,
+            contexts,
+            graphs,
+            ..
+        } = self;
+        graphs.run(device, key, || {
+            block.forward(device, model, contexts, &target.embed, anchors, num_levels)?;
+            let rows = DraftedRows {
+                anchors,
+                num_levels,
+                hidden: block.hidden(),
+            };
+            head.project(device, target, own_head, rows)?;
+            selected_width.map_or(Ok(()), |width| head.select(device, selector, rows, width))
+        })?;
+        let rows = DraftedRows {
+            anchors,
+            num_levels,
+            hidden: block.hidden(),
+        };
+        let Some((markov, walk)) = walk else {
+            return head.propose(own_head, selector, rows, width, proposals);
+        };
+        let weights = WalkWeights {
+            markov,
+            confidence: weights.confidence.as_ref(),
+            own_head,
+        };
+        let wanted = DraftRequest { width, ..wanted };
+        walk.propose(device, weights, rows, head.logits(), wanted, proposals)
     }
 }

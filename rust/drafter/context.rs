@@ -5,15 +5,17 @@
 //! all kernels are row-invariant. Layers that see everything share a pool of pages with all requests; layers with a
 //! window keep, per slot, a ring of pages that holds the window and whatever scratch rows may follow it.
 
+use std::convert::Infallible;
+
 use super::config::BlockConfig;
 use super::context_length::ContextLength;
 use super::weights::BlockWeights;
 use super::{ContextRows, DraftAnchor};
 use crate::cache::pages::{KvCache, KvShape, KvTail};
-use crate::device::{Buffer, Device, Staged};
+use crate::device::{Buffer, Device, Graphs, Staged};
 use crate::error::Result;
 use crate::kernels::bf16_matmul::Epilogue;
-use crate::kernels::draft_block::BlockContext;
+use crate::kernels::draft_block::{BlockContext, BlockContexts, ContextsKey};
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
 use crate::kernels::paths::MAX_PATH_ROWS;
 use crate::kernels::placed_rows::PlacedRows;
@@ -38,6 +40,18 @@ pub(super) struct Contexts {
     positions: Staged<u32>,
     /// Rows of a chunk in the pages of the layers without and with a window.
     chunk_rows: [PlacedRows; 2],
+    /// Contexts of the blocks being drafted, in layers without and with a window.
+    seen_whole: BlockContexts,
+    seen_windowed: BlockContexts,
+    graphs: Graphs<ExtensionKey>,
+}
+
+/// What the launches of an extension follow from.
+#[derive(PartialEq, Eq, Hash)]
+struct ExtensionKey {
+    rows: Option<u64>,
+    positions: Option<u64>,
+    placed: [(Option<u64>, usize); 2],
 }
 
 /// The cache of a layer and its index among that cache's layers.
@@ -53,6 +67,17 @@ struct Slot {
     /// Pages of the layers with a window: the slot's ring, over and over.
     ring_pages: Vec<u32>,
     length: ContextLength,
+}
+
+impl Slot {
+    /// The context as it lies in `pages`.
+    fn context<'a>(&self, pages: &'a [u32]) -> BlockContext<'a> {
+        let context_len = self.length.len();
+        BlockContext {
+            page_table: &pages[..pages.len().min(context_len.div_ceil(KV_BLOCK))],
+            context_len,
+        }
+    }
 }
 
 /// Pages of a ring for layers that see `window` positions: those before the anchor, and the scratch rows of a path.
@@ -96,15 +121,18 @@ struct Scratch<B = Buffer<f32>> {
 
 impl<B> Scratch<B> {
     /// What `rows` makes of each buffer's values per row.
-    fn with(config: &BlockConfig, mut rows: impl FnMut(usize) -> B) -> Self {
-        Self {
-            taps: rows(config.taps_dim()),
-            fused: rows(config.hidden_size),
-            hidden: rows(config.hidden_size),
-            k_raw: rows(config.kv_dim()),
-            k: rows(config.kv_dim()),
-            v: rows(config.kv_dim()),
-        }
+    fn with<E>(
+        config: &BlockConfig,
+        mut rows: impl FnMut(usize) -> Result<B, E>,
+    ) -> Result<Self, E> {
+        Ok(Self {
+            taps: rows(config.taps_dim())?,
+            fused: rows(config.hidden_size)?,
+            hidden: rows(config.hidden_size)?,
+            k_raw: rows(config.kv_dim())?,
+            k: rows(config.kv_dim())?,
+            v: rows(config.kv_dim())?,
+        })
     }
 }
 
@@ -115,7 +143,7 @@ impl Contexts {
         num_slots: usize,
         num_pages: usize,
         pages_per_sequence: usize,
-    ) -> Self {
+    ) -> Result<Self> {
         let ([whole, windowed], ring) = groups(config, pages_per_sequence);
         let mut counts = [0; 2];
         let place = |window: Option<usize>| {
@@ -136,9 +164,9 @@ impl Contexts {
             },
             length: ContextLength::default(),
         };
-        Self {
-            whole: KvCache::new(device, &whole, num_pages),
-            windowed: KvCache::new(device, &windowed, num_slots * ring),
+        Ok(Self {
+            whole: KvCache::new(device, &whole, num_pages)?,
+            windowed: KvCache::new(device, &windowed, num_slots * ring)?,
             places: config
                 .layers
                 .iter()
@@ -146,11 +174,17 @@ impl Contexts {
                 .map(place)
                 .collect(),
             slots: (0..num_slots).map(slot).collect(),
-            scratch: Scratch::with(config, |width| device.alloc(CHUNK_ROWS * width)),
-            pass_rows: Staged::default(),
-            positions: Staged::default(),
-            chunk_rows: Default::default(),
-        }
+            scratch: Scratch::with(config, |width| device.try_alloc(CHUNK_ROWS * width))?,
+            pass_rows: Staged::with_capacity(device, CHUNK_ROWS)?,
+            positions: Staged::with_capacity(device, CHUNK_ROWS)?,
+            chunk_rows: [
+                PlacedRows::with_capacity(device, CHUNK_ROWS)?,
+                PlacedRows::with_capacity(device, CHUNK_ROWS)?,
+            ],
+            seen_whole: BlockContexts::default(),
+            seen_windowed: BlockContexts::default(),
+            graphs: Graphs::default(),
+        })
     }
 
     /// Bytes of the pages, with elements of `activation_bytes`.
@@ -169,7 +203,11 @@ impl Contexts {
     /// Values of the buffers besides the pages.
     pub(super) fn scratch_len_of(config: &BlockConfig) -> usize {
         let mut row_len = 0;
-        Scratch::with(config, |width| row_len += width);
+        let count = |width| {
+            row_len += width;
+            Ok::<_, Infallible>(width)
+        };
+        let Ok(_) = Scratch::with(config, count);
         CHUNK_ROWS * row_len
     }
 
@@ -195,24 +233,34 @@ impl Contexts {
         self.slots[slot].length.rollback();
     }
 
-    /// Refuses an anchor whose context does not hold exactly the positions before it.
-    pub(super) fn check_ends_before(&self, anchor: &DraftAnchor) -> Result<()> {
-        self.slots[anchor.slot].length.check_ends_before(anchor)
+    /// Writes down what the blocks after `anchors` see; refuses an anchor whose context does not hold exactly the
+    /// positions before it.
+    pub(super) fn look_from(&mut self, device: &Device, anchors: &[DraftAnchor]) -> Result<()> {
+        for anchor in anchors {
+            self.slots[anchor.slot].length.check_ends_before(anchor)?;
+        }
+        let slots = anchors.iter().map(|anchor| &self.slots[anchor.slot]);
+        let whole = slots.clone().map(|slot| slot.context(&slot.whole_pages));
+        self.seen_whole.fill(device, whole)?;
+        let windowed = slots.map(|slot| slot.context(&slot.ring_pages));
+        self.seen_windowed.fill(device, windowed)?;
+        Ok(())
     }
 
-    /// The contexts of `anchors` as `layer` keeps them.
-    pub(super) fn of_layer(&self, layer: usize, anchors: &[DraftAnchor]) -> Vec<BlockContext<'_>> {
-        let context = |anchor: &DraftAnchor| {
-            let slot = &self.slots[anchor.slot];
-            BlockContext {
-                page_table: match self.places[layer].is_windowed {
-                    true => &slot.ring_pages,
-                    false => &slot.whole_pages,
-                },
-                context_len: slot.length.len(),
-            }
-        };
-        anchors.iter().map(context).collect()
+    /// What the blocks of the last [`look_from`](Self::look_from) see in `layer`.
+    pub(super) fn seen_in(&self, layer: usize) -> &BlockContexts {
+        match self.places[layer].is_windowed {
+            true => &self.seen_windowed,
+            false => &self.seen_whole,
+        }
+    }
+
+    /// What the launches of blocks of `block_size` rows follow from, layer by layer.
+    pub(super) fn launch_keys(&self, config: &BlockConfig, block_size: usize) -> Vec<ContextsKey> {
+        let layers = config.layers.iter().enumerate();
+        layers
+            .map(|(i, layer)| self.seen_in(i).launch_key(block_size, layer.window))
+            .collect()
     }
 
     /// Key and value pages of `layer`.
@@ -253,17 +301,48 @@ impl Contexts {
         taps: &[Buffer<f32>],
         rows: &[u32],
     ) -> Result<()> {
-        let Model {
-            config,
-            weights,
-            inverse_frequencies,
-        } = model;
-        let (num_rows, s) = (rows.len(), &mut self.scratch);
+        let num_rows = rows.len();
         let state = &self.slots[slot];
         let first_position = state.length.len();
         self.pass_rows.fill(device, rows.iter().copied())?;
         let positions = (first_position as u32..).take(num_rows);
         self.positions.fill(device, positions)?;
+        let [whole_rows, ring_rows] = &mut self.chunk_rows;
+        for (placed, pages) in [
+            (&mut *whole_rows, &state.whole_pages),
+            (&mut *ring_rows, &state.ring_pages),
+        ] {
+            placed.clear();
+            placed.push(slot, first_position, pages, 0..num_rows as u32)?;
+            placed.finish(device)?;
+        }
+        let key = ExtensionKey {
+            rows: self.pass_rows.cuda_address(),
+            positions: self.positions.cuda_address(),
+            placed: [whole_rows.launch_key(), ring_rows.launch_key()],
+        };
+        let mut graphs = std::mem::take(&mut self.graphs);
+        let outcome = graphs.run(device, key, || {
+            self.append_rows(device, model, taps, num_rows)
+        });
+        self.graphs = graphs;
+        outcome
+    }
+
+    /// Keys and values of the chunk that the lists tell of.
+    fn append_rows(
+        &mut self,
+        device: &Device,
+        model: Model<'_>,
+        taps: &[Buffer<f32>],
+        num_rows: usize,
+    ) -> Result<()> {
+        let Model {
+            config,
+            weights,
+            inverse_frequencies,
+        } = model;
+        let s = &mut self.scratch;
         GatherTaps::run(
             device,
             GatherTapsArgs {
@@ -288,15 +367,7 @@ impl Contexts {
                 y: &mut s.hidden,
             },
         )?;
-        let [whole_rows, ring_rows] = &mut self.chunk_rows;
-        for (placed, pages) in [
-            (&mut *whole_rows, &state.whole_pages),
-            (&mut *ring_rows, &state.ring_pages),
-        ] {
-            placed.clear();
-            placed.push(slot, first_position, pages, 0..num_rows as u32)?;
-            placed.finish(device)?;
-        }
+        let [whole_rows, ring_rows] = &self.chunk_rows;
         for (i, layer) in weights.layers.iter().enumerate() {
             let hidden = &s.hidden;
             let (k_proj, v_proj) = (&layer.k_proj, &layer.v_proj);
@@ -328,8 +399,8 @@ impl Contexts {
             )?;
             let Place { is_windowed, index } = self.places[i];
             let (cache, rows) = match is_windowed {
-                true => (&mut self.windowed, &*ring_rows),
-                false => (&mut self.whole, &*whole_rows),
+                true => (&mut self.windowed, ring_rows),
+                false => (&mut self.whole, whole_rows),
             };
             let tail = KvTail {
                 layer: index,

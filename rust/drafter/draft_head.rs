@@ -13,7 +13,7 @@ use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::draft_select::{DraftSelect, DraftSelectArgs, LogitShape, Selector};
 use crate::model::DecoderWeights;
 use crate::options::WeightFormat;
-use crate::weights::{Checkpoint, Linear};
+use crate::weights::{Linear, WeightLoader};
 
 /// A drafter's own LM head, perhaps over a part of the vocabulary.
 pub(super) struct OwnHead {
@@ -25,10 +25,11 @@ pub(super) struct OwnHead {
 impl OwnHead {
     /// Reads the head of `[rows, hidden_size]` and, for a target of `offset_into` ids, the offsets of its rows' ids.
     pub(super) fn load(
-        checkpoint: &Checkpoint,
+        tensors: WeightLoader<'_>,
         [num_rows, hidden_size]: [usize; 2],
         offset_into: Option<usize>,
-    ) -> Result<Self, CheckpointError> {
+    ) -> Result<Self> {
+        let checkpoint = tensors.checkpoint;
         const OFFSETS: &str = super::config::OFFSETS;
         let target_ids = |vocab_size: usize| {
             let offsets = checkpoint.vector_i64(OFFSETS, num_rows)?;
@@ -44,14 +45,13 @@ impl OwnHead {
                         got: *offset,
                     })
             };
-            offsets.iter().enumerate().map(id).collect()
+            let ids: Result<Vec<u32>, _> = offsets.iter().enumerate().map(id).collect();
+            ids
         };
         Ok(Self {
-            lm_head: Linear::load(
-                checkpoint,
+            lm_head: tensors.linear(
                 "lm_head.weight",
-                num_rows,
-                hidden_size,
+                [num_rows, hidden_size],
                 WeightFormat::Auto,
             )?,
             target_ids: offset_into.map(target_ids).transpose()?,
@@ -153,83 +153,71 @@ struct Selected {
 }
 
 impl DraftHead {
-    pub(super) fn new(device: &Device, config: &BlockConfig, sizes: &DrafterSizes) -> Self {
+    pub(super) fn new(device: &Device, config: &BlockConfig, sizes: &DrafterSizes) -> Result<Self> {
         let lens = HeadLens::of(config, sizes, sizes.num_slots);
         let num_drafted_ids = config.num_drafted_ids(sizes.vocab_size);
-        Self {
+        Ok(Self {
             shape: config.logit_shape,
             num_drafted_ids,
             max_width: sizes.width.min(num_drafted_ids),
-            logits: device.alloc(lens.logits),
-            gate: device.alloc(lens.gate),
-            anchor_tokens: Staged::default(),
-            token_ids: device.alloc(lens.token_ids),
-            log_probs: device.alloc(lens.log_probs),
-        }
+            logits: device.try_alloc(lens.logits)?,
+            gate: device.try_alloc(lens.gate)?,
+            anchor_tokens: Staged::with_capacity(device, sizes.num_slots)?,
+            token_ids: device.try_alloc(lens.token_ids)?,
+            log_probs: device.try_alloc(lens.log_probs)?,
+        })
     }
 
-    /// Logits of all rows, `[rows, drafted ids]`, by the drafter's own head or the target's.
+    /// Writes down the tokens of `anchors`.
+    pub(super) fn look_from(&mut self, device: &Device, anchors: &[DraftAnchor]) -> Result<()> {
+        let anchor_tokens = anchors.iter().map(|anchor| anchor.token_id);
+        Ok(self.anchor_tokens.fill(device, anchor_tokens)?)
+    }
+
+    /// Where the list of [`look_from`](Self::look_from) lies.
+    pub(super) fn list(&self) -> Option<u64> {
+        self.anchor_tokens.cuda_address()
+    }
+
+    /// Logits of the last [`project`](Self::project), `[rows, drafted ids]`.
+    pub(super) fn logits(&self) -> &Buffer<f32> {
+        &self.logits
+    }
+
+    /// Computes the logits of all rows by the drafter's own head or the target's.
     pub(super) fn project(
         &mut self,
         device: &Device,
         target: &DecoderWeights,
         own: Option<&OwnHead>,
         rows: DraftedRows<'_>,
-    ) -> Result<&Buffer<f32>> {
+    ) -> Result<()> {
         match own {
-            Some(head) => head.forward(device, rows.hidden, rows.num_rows(), &mut self.logits)?,
-            None => target.logits(device, rows.hidden, rows.num_rows(), &mut self.logits)?,
+            Some(head) => head.forward(device, rows.hidden, rows.num_rows(), &mut self.logits),
+            None => Ok(target.logits(device, rows.hidden, rows.num_rows(), &mut self.logits)?),
         }
-        Ok(&self.logits)
     }
 
-    /// Proposes the `width` likeliest tokens of each position by the logits of [`Self::project`].
-    pub(super) fn propose_marginal(
+    /// Candidates of each row that are wanted: the selector's, or the `width` likeliest.
+    pub(super) fn top_k(&self, selector: Option<&SelectorWeights>, width: usize) -> usize {
+        selector.map_or(width.min(self.max_width), |weights| weights.top_k)
+    }
+
+    /// Selects candidates of each position by the logits: with `selector` its own, scored given the candidate before;
+    /// else the likeliest.
+    pub(super) fn select(
         &mut self,
         device: &Device,
-        own: Option<&OwnHead>,
+        selector: Option<&SelectorWeights>,
         rows: DraftedRows<'_>,
         width: usize,
-        proposals: &mut [Proposal],
     ) -> Result<()> {
-        let top_k = width.min(self.max_width);
-        let mut selected = self.select(device, rows, top_k, None)?;
-        if let Some(head) = own {
-            head.to_target_ids(&mut selected.token_ids);
+        let top_k = self.top_k(selector, width);
+        if let Some(weights) = selector {
+            let (projection, store) = (&weights.hidden_projection, Epilogue::Store);
+            let num_rows = rows.num_rows();
+            projection.forward(device, rows.hidden, num_rows, &mut self.gate, store)?;
         }
-        selected.push_levels(rows, proposals);
-        Ok(())
-    }
-
-    /// Proposes the selector's candidates, scored given the candidate before.
-    pub(super) fn propose_selected(
-        &mut self,
-        device: &Device,
-        weights: &SelectorWeights,
-        rows: DraftedRows<'_>,
-        proposals: &mut [Proposal],
-    ) -> Result<()> {
-        weights.hidden_projection.forward(
-            device,
-            rows.hidden,
-            rows.num_rows(),
-            &mut self.gate,
-            Epilogue::Store,
-        )?;
-        let selected = self.select(device, rows, weights.top_k, Some(weights))?;
-        selected.push_levels(rows, proposals);
-        Ok(())
-    }
-
-    fn select(
-        &mut self,
-        device: &Device,
-        rows: DraftedRows<'_>,
-        top_k: usize,
-        selector: Option<&SelectorWeights>,
-    ) -> Result<Selected> {
-        let anchor_tokens = rows.anchors.iter().map(|anchor| anchor.token_id);
-        self.anchor_tokens.fill(device, anchor_tokens)?;
         DraftSelect::run(
             device,
             DraftSelectArgs {
@@ -249,16 +237,35 @@ impl DraftHead {
                 log_probs: &mut self.log_probs,
             },
         )?;
-        let scores_per_row = match selector {
-            Some(_) => top_k * top_k,
-            None => top_k,
+        Ok(())
+    }
+
+    /// Proposes what [`select`](Self::select) left.
+    pub(super) fn propose(
+        &self,
+        own: Option<&OwnHead>,
+        selector: Option<&SelectorWeights>,
+        rows: DraftedRows<'_>,
+        width: usize,
+        proposals: &mut [Proposal],
+    ) -> Result<()> {
+        let top_k = self.top_k(selector, width);
+        let (num_rows, scores_per_row) = match selector {
+            Some(_) => (rows.num_rows(), top_k * top_k),
+            None => (rows.num_rows(), top_k),
         };
-        let num_rows = rows.num_rows();
-        Ok(Selected {
+        let mut token_ids = self.token_ids.read_back(num_rows * top_k)?;
+        // A selector's candidates are the target's own ids.
+        if let (Some(head), None) = (own, selector) {
+            head.to_target_ids(&mut token_ids);
+        }
+        let selected = Selected {
             top_k,
-            token_ids: self.token_ids.read_back(num_rows * top_k)?,
+            token_ids,
             log_probs: self.log_probs.read_back(num_rows * scores_per_row)?,
-        })
+        };
+        selected.push_levels(rows, proposals);
+        Ok(())
     }
 }
 

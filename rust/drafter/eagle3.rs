@@ -9,6 +9,7 @@
 mod forward;
 mod weights;
 
+use std::convert::Infallible;
 use std::path::Path;
 
 use super::beam::{Beam, Merging, RankedRows};
@@ -26,7 +27,7 @@ use crate::kernels::draft_select::{DraftSelect, DraftSelectArgs, LogitShape};
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
 use crate::kernels::paths::RowPaths;
 use crate::kernels::placed_rows::PlacedRows;
-use crate::kernels::tree_attention::KV_BLOCK;
+use crate::kernels::tree_attention::{self, KV_BLOCK};
 use crate::kernels::{Kernel, check_size};
 use crate::model::DecoderWeights;
 use crate::options::speculation::DraftScores;
@@ -93,14 +94,17 @@ struct Chunk<B = Buffer<f32>> {
 
 impl<B> Chunk<B> {
     /// What `values` makes of each buffer's values.
-    fn with(config: &Eagle3Config, mut values: impl FnMut(usize) -> B) -> Self {
-        Self {
-            taps: values(CHUNK_ROWS * config.taps_dim()),
-            fused: values(CHUNK_ROWS * config.hidden_size),
-            features: values((CHUNK_ROWS + 1) * config.hidden_size),
-            entry: Entry::with(config, |width| values(CHUNK_ROWS * width)),
+    fn with<E>(
+        config: &Eagle3Config,
+        mut values: impl FnMut(usize) -> Result<B, E>,
+    ) -> Result<Self, E> {
+        Ok(Self {
+            taps: values(CHUNK_ROWS * config.taps_dim())?,
+            fused: values(CHUNK_ROWS * config.hidden_size)?,
+            features: values((CHUNK_ROWS + 1) * config.hidden_size)?,
+            entry: Entry::with(config, |width| values(CHUNK_ROWS * width))?,
             rows: Staged::default(),
-        }
+        })
     }
 }
 
@@ -119,9 +123,17 @@ pub(super) struct Lens {
 /// Elements for `sizes`.
 pub(super) fn lens_of(config: &Eagle3Config, sizes: &DrafterSizes) -> Lens {
     let mut scratch = 0;
-    Chunk::with(config, |len| scratch += len);
+    let count = |len| {
+        scratch += len;
+        Ok::<_, Infallible>(len)
+    };
+    let Ok(_) = Chunk::with(config, count);
     let mut row_len = 0;
-    Pass::with(config, |width| row_len += width);
+    let count = |width| {
+        row_len += width;
+        Ok::<_, Infallible>(width)
+    };
+    let Ok(_) = Pass::with(config, count);
     Lens {
         scratch,
         slot_activations: FEATURES_PER_SLOT * config.hidden_size
@@ -150,20 +162,20 @@ impl Eagle3 {
         let paths = || RowPaths::with_capacity(device, num_rows, sizes.num_pages);
         Ok(Self {
             taps,
-            weights: Eagle3Weights::load(dir, config, sizes.vocab_size)?,
-            inverse_frequencies: Buffer::from_slice(&config.rope.inverse_frequencies()),
-            cache: KvCache::new(device, &config.kv_shapes(), sizes.num_pages),
+            weights: Eagle3Weights::load(device, dir, config, sizes.vocab_size)?,
+            inverse_frequencies: device.constants(&config.rope.inverse_frequencies())?,
+            cache: KvCache::new(device, &config.kv_shapes(), sizes.num_pages)?,
             slots: vec![Slot::default(); sizes.num_slots],
-            waiting: device.alloc(sizes.num_slots * FEATURES_PER_SLOT * config.hidden_size),
-            chunk: Chunk::with(config, |len| device.alloc(len)),
-            pass: Pass::with(config, |width| device.alloc(num_rows * width)),
-            logits: device.alloc(num_rows * config.draft_vocab_size),
+            waiting: device.try_alloc(sizes.num_slots * FEATURES_PER_SLOT * config.hidden_size)?,
+            chunk: Chunk::with(config, |len| device.try_alloc(len))?,
+            pass: Pass::with(config, |width| device.try_alloc(num_rows * width))?,
+            logits: device.try_alloc(num_rows * config.draft_vocab_size)?,
             tail: Tail::new(
                 device,
                 sizes.num_slots * tail_rows(&sizes) * config.kv_dim(),
-            ),
-            token_ids: device.alloc(num_children),
-            log_probs: device.alloc(num_children),
+            )?,
+            token_ids: device.try_alloc(num_children)?,
+            log_probs: device.try_alloc(num_children)?,
             beam: Beam::new(Merging::Never),
             entered: PlacedRows::with_capacity(device, CHUNK_ROWS)?,
             paths: paths()?,
@@ -250,6 +262,13 @@ impl Drafter for Eagle3 {
 
     fn verification(&self) -> Verification {
         self.weights.verification
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        let (config, sizes) = (&self.config, &self.sizes);
+        let num_positions = sizes.pages_per_sequence * KV_BLOCK;
+        let num_rows = sizes.num_slots * sizes.width;
+        tree_attention::scratch_bytes(num_rows, num_positions, config.num_heads, config.head_dim)
     }
 
     fn taps(&self) -> &[usize] {

@@ -10,6 +10,7 @@ use super::draft_head::HeadLens;
 use super::eagle3;
 use super::markov;
 use crate::cache::pages::KvCache;
+use crate::device::Backend;
 use crate::kernels::bf16_matmul::PackedBf16;
 
 /// What a drafter must hold.
@@ -43,11 +44,12 @@ pub struct DrafterBytes {
 }
 
 impl DrafterConfig {
-    /// Bytes for `sizes`, with activations of `activation_bytes` each and linear layers of what `matrix_bytes` says of
+    /// Bytes for `sizes` on `backend`, with activations of `activation_bytes` each and linear layers of what `matrix_bytes` says of
     /// their name, rows and columns. Logits and scores are fp32 on every device.
     pub fn bytes(
         &self,
         sizes: &DrafterSizes,
+        backend: Backend,
         activation_bytes: usize,
         matrix_bytes: impl Fn(&str, usize, usize) -> usize,
     ) -> DrafterBytes {
@@ -61,7 +63,7 @@ impl DrafterConfig {
                 [rows, columns] if linear_layers.contains(name) => {
                     matrix_bytes(name, rows, columns)
                 }
-                [rows, columns] => PackedBf16::num_bytes_of(rows, columns),
+                [rows, columns] => PackedBf16::num_bytes_of(backend, rows, columns),
                 [len] if name == OFFSETS => len * size_of::<u32>(),
                 // Norms and base kernels are widened when they are read.
                 _ => shape.iter().product::<usize>() * size_of::<f32>(),

@@ -4,6 +4,8 @@
 //! to a recurrent state over the path, times `markov_w2`. A beam decides which tokens of a position go on as parents;
 //! with one parent and one child each this is the published greedy walk over the whole vocabulary.
 
+use std::convert::Infallible;
+
 use super::DraftRequest;
 use super::beam::{Beam, BeamNode, Merging, RankedRows};
 use super::config::{BlockConfig, MarkovConfig, MarkovKind};
@@ -51,16 +53,19 @@ fn mixed_dim(markov: &MarkovConfig) -> usize {
 }
 
 impl<B> Activations<B> {
-    fn with(markov: &MarkovConfig, mut rows: impl FnMut(usize) -> B) -> Self {
+    fn with<E>(
+        markov: &MarkovConfig,
+        mut rows: impl FnMut(usize) -> Result<B, E>,
+    ) -> Result<Self, E> {
         let state = match markov.kind {
             MarkovKind::Rnn { .. } => markov.rank,
             _ => 0,
         };
-        Self {
-            codes: rows(markov.rank),
-            mixed: rows(mixed_dim(markov)),
-            states_before: rows(state),
-        }
+        Ok(Self {
+            codes: rows(markov.rank)?,
+            mixed: rows(mixed_dim(markov))?,
+            states_before: rows(state)?,
+        })
     }
 }
 
@@ -70,7 +75,11 @@ pub(super) fn lens_of(config: &BlockConfig, sizes: &DrafterSizes, num_slots: usi
         return [0; 3];
     };
     let mut row_len = 0;
-    Activations::with(markov, |width| row_len += width);
+    let count = |width| {
+        row_len += width;
+        Ok::<_, Infallible>(width)
+    };
+    let Ok(_) = Activations::with(markov, count);
     let num_rows = num_slots * sizes.width;
     let from_hidden = num_slots * sizes.num_draft_tokens * mixed_dim(markov);
     let logits = config.num_drafted_ids(sizes.vocab_size);
@@ -111,28 +120,35 @@ pub(super) struct WalkWeights<'a> {
 
 impl MarkovWalk {
     /// Buffers for `sizes`; `None` for a drafter without a Markov head.
-    pub(super) fn new(device: &Device, config: &BlockConfig, sizes: &DrafterSizes) -> Option<Self> {
-        let markov = config.method.markov()?;
+    pub(super) fn new(
+        device: &Device,
+        config: &BlockConfig,
+        sizes: &DrafterSizes,
+    ) -> Result<Option<Self>> {
+        let Some(markov) = config.method.markov() else {
+            return Ok(None);
+        };
         let num_rows = sizes.num_slots * sizes.width;
         let num_drafted_ids = config.num_drafted_ids(sizes.vocab_size);
-        Some(Self {
+        let from_hidden = sizes.num_slots * sizes.num_draft_tokens * mixed_dim(markov);
+        Ok(Some(Self {
             rank: markov.rank,
             mixed_dim: mixed_dim(markov),
             hidden_size: config.hidden_size,
             num_drafted_ids,
             shape: config.logit_shape,
-            activations: Activations::with(markov, |width| device.alloc(num_rows * width)),
+            activations: Activations::with(markov, |width| device.try_alloc(num_rows * width))?,
             lists: Lists::default(),
             states: Vec::new(),
-            from_hidden: device.alloc(sizes.num_slots * sizes.num_draft_tokens * mixed_dim(markov)),
-            logits: device.alloc(num_rows * num_drafted_ids),
-            token_ids: device.alloc(num_rows * sizes.width),
-            log_probs: device.alloc(num_rows * sizes.width),
+            from_hidden: device.try_alloc(from_hidden)?,
+            logits: device.try_alloc(num_rows * num_drafted_ids)?,
+            token_ids: device.try_alloc(num_rows * sizes.width)?,
+            log_probs: device.try_alloc(num_rows * sizes.width)?,
             beam: Beam::new(match markov.kind {
                 MarkovKind::Rnn { .. } => Merging::Never,
                 _ => Merging::ByToken,
             }),
-        })
+        }))
     }
 
     /// Proposes `width` children of each of the `width` best nodes per position. `logits` are those of all `rows`,

@@ -94,6 +94,11 @@ pub trait Drafter: Send {
         Verification::default()
     }
 
+    /// Bytes of scratch that its attention takes on a GPU at most.
+    fn scratch_bytes(&self) -> usize {
+        0
+    }
+
     /// Target layers, 0-based, whose outputs [`extend`](Self::extend) wants, in this order.
     fn taps(&self) -> &[usize];
 

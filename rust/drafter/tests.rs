@@ -49,10 +49,12 @@ pub(super) fn target() -> &'static Target {
     TARGET.get_or_init(|| {
         let config = ModelConfig::read(&demo_target()).unwrap();
         let checkpoint = Checkpoint::open(&demo_target()).unwrap();
+        let device = Device::host(None).unwrap();
+        let format = WeightFormat::Auto;
         Target {
-            weights: DecoderWeights::load(&checkpoint, &config, WeightFormat::Auto, false).unwrap(),
+            weights: DecoderWeights::load(&device, &checkpoint, &config, format, false).unwrap(),
             config,
-            device: Device::host(None).unwrap(),
+            device,
         }
     })
 }
@@ -401,7 +403,8 @@ fn untied_target(scale: f32) -> DecoderWeights {
     });
     let config = ModelConfig::read(dir.path()).unwrap();
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
-    DecoderWeights::load(&checkpoint, &config, WeightFormat::Auto, false).unwrap()
+    let device = &target().device;
+    DecoderWeights::load(device, &checkpoint, &config, WeightFormat::Auto, false).unwrap()
 }
 
 /// A scale of two over the target's table drafts what a table of twice the values does, to the bit.

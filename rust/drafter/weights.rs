@@ -5,14 +5,12 @@ use std::path::Path;
 
 use super::config::{BlockConfig, MarkovConfig, MarkovKind, SelectorConfig};
 use super::draft_head::OwnHead;
-use crate::device::Buffer;
-use crate::error::CheckpointError;
+use crate::device::{Buffer, Device};
+use crate::error::Result;
 use crate::kernels::bf16_matmul::PackedBf16;
 use crate::options::WeightFormat;
 use crate::weights::checkpoint::Verification;
-use crate::weights::{Checkpoint, Linear};
-
-type Result<T, E = CheckpointError> = std::result::Result<T, E>;
+use crate::weights::{Checkpoint, Linear, WeightLoader};
 
 /// All weights of a drafter.
 pub(super) struct BlockWeights {
@@ -132,16 +130,23 @@ impl ConfidenceWeights {
 }
 
 impl BlockWeights {
-    /// Reads the weights of `config` from `dir`.
+    /// Reads the weights of `config` from `dir` to `device`.
     ///
     /// # Errors
-    /// [`CheckpointError`] when a tensor is missing, extra, or of another shape or dtype.
-    pub(super) fn load(dir: &Path, config: &BlockConfig, vocab_size: usize) -> Result<Self> {
+    /// [`CheckpointError`](crate::error::CheckpointError) when a tensor is missing, extra, or of another shape or dtype;
+    /// [`DeviceError`](crate::error::DeviceError) when the device has no room.
+    pub(super) fn load(
+        device: &Device,
+        dir: &Path,
+        config: &BlockConfig,
+        vocab_size: usize,
+    ) -> Result<Self> {
         let checkpoint = Checkpoint::open(dir)?;
-        let loader = Loader {
+        let tensors = WeightLoader {
             checkpoint: &checkpoint,
-            config,
+            device,
         };
+        let loader = Loader { tensors, config };
         let mut weights = Self {
             verification: Verification::default(),
             fc: loader.linear("fc", config.hidden_size, config.taps_dim())?,
@@ -163,9 +168,7 @@ impl BlockWeights {
             confidence: loader.confidence()?,
             head: config
                 .draft_vocab_size
-                .map(|size| {
-                    OwnHead::load(&checkpoint, [size, config.hidden_size], Some(vocab_size))
-                })
+                .map(|size| OwnHead::load(tensors, [size, config.hidden_size], Some(vocab_size)))
                 .transpose()?,
         };
         checkpoint.finish(config.copies())?;
@@ -246,7 +249,7 @@ impl LayerWeights {
 }
 
 struct Loader<'a> {
-    checkpoint: &'a Checkpoint,
+    tensors: WeightLoader<'a>,
     config: &'a BlockConfig,
 }
 
@@ -283,7 +286,7 @@ impl Loader<'_> {
     fn conv(&self, name: &str, selector: &SelectorConfig) -> Result<ConvWeights> {
         let hidden = self.config.hidden_size;
         Ok(ConvWeights {
-            base: self.checkpoint.tensor_f32(
+            base: self.tensors.tensor_f32(
                 &format!("{name}.base_kernel"),
                 &[2, selector.conv_kernel_size, hidden],
             )?,
@@ -302,7 +305,7 @@ impl Loader<'_> {
         let hidden_projection = self.linear(projection, selector.rank, self.config.hidden_size)?;
         let codebook = |side: &str| {
             let name = format!("candidate_selector.{side}_codebook");
-            self.checkpoint
+            self.tensors
                 .matrix_bf16(&name, [selector.vocab_size, selector.rank])
         };
         Ok(SelectorWeights {
@@ -322,15 +325,15 @@ impl Loader<'_> {
             MarkovKind::Gated => {
                 let [hidden, code] =
                     self.columns(&name("gate_proj.weight"), rank, [hidden, rank])?;
-                let bias = self.checkpoint.vector_f32(&name("gate_proj.bias"), rank)?;
+                let bias = self.tensors.tensor_f32(&name("gate_proj.bias"), &[rank])?;
                 MarkovMixing::Gated { hidden, code, bias }
             }
             MarkovKind::Rnn { has_bias } => {
                 let joint = name("joint_proj.weight");
                 let [state, code, hidden] = self.columns(&joint, 3 * rank, [rank, rank, hidden])?;
                 let bias = || {
-                    self.checkpoint
-                        .vector_f32(&name("joint_proj.bias"), 3 * rank)
+                    self.tensors
+                        .tensor_f32(&name("joint_proj.bias"), &[3 * rank])
                 };
                 let bias = has_bias.then(bias).transpose()?;
                 MarkovMixing::Rnn {
@@ -343,7 +346,7 @@ impl Loader<'_> {
         };
         Ok(MarkovWeights {
             codes: self
-                .checkpoint
+                .tensors
                 .matrix_bf16(&name("markov_w1.weight"), [markov.vocab_size, rank])?,
             correction: self.linear(&name("markov_w2"), num_drafted_ids, rank)?,
             mixing,
@@ -359,14 +362,13 @@ impl Loader<'_> {
         let width = self.config.hidden_size + code.map_or(0, |markov| markov.rank);
         Ok(Some(ConfidenceWeights {
             weight: self
+                .tensors
                 .checkpoint
-                .tensor_f32("confidence_head.proj.weight", &[1, width])?
-                .host()
-                .to_vec(),
+                .tensor_f32("confidence_head.proj.weight", &[1, width])?,
             bias: self
+                .tensors
                 .checkpoint
-                .vector_f32("confidence_head.proj.bias", 1)?
-                .host()[0],
+                .tensor_f32("confidence_head.proj.bias", &[1])?[0],
         }))
     }
 
@@ -377,17 +379,17 @@ impl Loader<'_> {
         out_features: usize,
         widths: [usize; N],
     ) -> Result<[Linear; N]> {
-        let parts = self.checkpoint.columns_bf16(name, out_features, widths)?;
+        let parts = self.tensors.columns_bf16(name, out_features, widths)?;
         Ok(parts.map(Linear::Bf16))
     }
 
     fn linear(&self, name: &str, out_features: usize, in_features: usize) -> Result<Linear> {
         let name = format!("{name}.weight");
-        let format = WeightFormat::Auto;
-        Linear::load(self.checkpoint, &name, out_features, in_features, format)
+        self.tensors
+            .linear(&name, [out_features, in_features], WeightFormat::Auto)
     }
 
     fn norm(&self, name: &str, width: usize) -> Result<Buffer<f32>> {
-        self.checkpoint.vector_f32(&format!("{name}.weight"), width)
+        self.tensors.tensor_f32(&format!("{name}.weight"), &[width])
     }
 }

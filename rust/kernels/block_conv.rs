@@ -6,9 +6,11 @@
 //! which makes the row t positions back `row - t * num_blocks`. Taps are added in ascending order, fused.
 
 use super::bf16_matmul::Epilogue;
+use super::launcher::Launcher;
 use super::simd::{self, LANES, Lanes, Task};
 use super::vectors::for_each_row;
 use super::{Kernel, check_len, check_size};
+use crate::device::cuda::{CudaDevice, Shape};
 use crate::device::{Buffer, HostDevice};
 use crate::error::KernelError;
 
@@ -106,6 +108,43 @@ impl Kernel for BlockConv {
             });
         });
     }
+
+    fn cuda(device: &CudaDevice, args: BlockConvArgs<'_>) -> Result<(), KernelError> {
+        let launcher = Launcher::of::<Self>(device);
+        let params = BlockConvParams {
+            x: launcher.buffer("x", args.x)?,
+            delta: launcher.buffer("delta", args.delta)?,
+            base: launcher.buffer("base", args.base)?,
+            y: launcher.buffer("y", args.y)?,
+            num_rows: args.num_rows as u32,
+            num_blocks: args.num_blocks as u32,
+            width: args.width as u32,
+            kernel_size: args.kernel_size as u32,
+            group_size: args.group_size as u32,
+            side: args.side as u32,
+            adds_to_output: u32::from(args.epilogue == Epilogue::AddToOutput),
+        };
+        let shape = Shape::of_blocks((args.num_rows * args.width).div_ceil(256), 256);
+        // SAFETY: `params` mirrors the kernel's; `check` saw that all buffers are as long as the shape asks.
+        unsafe { launcher.run("block_conv", shape, &params) }
+    }
+}
+
+/// `BlockConvParams` of `block_conv.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct BlockConvParams {
+    x: u64,
+    delta: u64,
+    base: u64,
+    y: u64,
+    num_rows: u32,
+    num_blocks: u32,
+    width: u32,
+    kernel_size: u32,
+    group_size: u32,
+    side: u32,
+    adds_to_output: u32,
 }
 
 struct Tap<'a> {

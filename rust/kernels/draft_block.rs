@@ -7,20 +7,17 @@
 //! the visible keys in position order, then values added in that order: a block's result depends on its own context and
 //! rows only, never on the blocks beside it.
 
+mod contexts;
+
+use super::launcher::Launcher;
 use super::simd::{self, LANES, Lanes, Task};
 use super::tree_attention::KV_BLOCK;
 use super::{Kernel, check_len, check_size, for_each_task};
+use crate::device::cuda::{CudaDevice, Shape};
 use crate::device::{Buffer, HostDevice};
 use crate::error::KernelError;
 
-/// The committed context of one block.
-#[derive(Clone, Copy, Debug)]
-pub struct BlockContext<'a> {
-    /// Pages of the request, one per 64 context positions.
-    pub page_table: &'a [u32],
-    /// Context positions `0..context_len`; the block's row 0 stands at `context_len`.
-    pub context_len: usize,
-}
+pub use contexts::{BlockContext, BlockContexts, ContextsKey};
 
 /// Arguments of [`DraftBlock`].
 pub struct DraftBlockArgs<'a> {
@@ -35,7 +32,7 @@ pub struct DraftBlockArgs<'a> {
     /// Context values, laid out like the keys.
     pub v_pages: &'a Buffer<f32>,
     /// One per block.
-    pub contexts: &'a [BlockContext<'a>],
+    pub contexts: &'a BlockContexts,
     /// Rows of a block.
     pub block_size: usize,
     /// Query heads; query head h reads kv head `h / (q_heads / kv_heads)`.
@@ -82,7 +79,7 @@ impl Kernel for DraftBlock {
         check_len(name, "out", args.out.len(), q_len)?;
         let page_len = args.kv_heads * KV_BLOCK * args.head_dim;
         let num_pages = args.k_pages.len().min(args.v_pages.len()) / page_len;
-        for context in args.contexts {
+        for context in args.contexts.iter() {
             let needed = context.context_len.div_ceil(KV_BLOCK);
             check_len(name, "page_table", context.page_table.len(), needed)?;
             if let Some(&page) = context.page_table[..needed]
@@ -112,7 +109,7 @@ impl Kernel for DraftBlock {
             .map(|(i, out)| {
                 let (row, head) = (i / kv_heads, i % kv_heads);
                 let (in_block, block) = (row / num_blocks, row % num_blocks);
-                let context = args.contexts[block];
+                let context = args.contexts.of_block(block);
                 let first = args.window.map_or(0, |window| {
                     (context.context_len + in_block + 1).saturating_sub(window)
                 });
@@ -142,6 +139,132 @@ impl Kernel for DraftBlock {
             .collect();
         for_each_task(device, 2 * num_keys * group_len, tasks, simd::dispatch);
     }
+
+    fn cuda(device: &CudaDevice, args: DraftBlockArgs<'_>) -> Result<(), KernelError> {
+        let launcher = Launcher::of::<Self>(device);
+        let (num_blocks, head_dim) = (args.contexts.len(), args.head_dim);
+        if num_blocks == 0 {
+            return Ok(());
+        }
+        let (entry, warp_queries) = match head_dim {
+            0..=128 => ("draft_block_part_128", 8),
+            129..=256 => ("draft_block_part_256", 2),
+            got => {
+                return Err(KernelError::OutOfRange {
+                    kernel: Self::NAME,
+                    argument: "head_dim",
+                    bound: 257,
+                    got,
+                });
+            }
+        };
+        let num_queries = args.block_size * args.q_heads / args.kv_heads;
+        let num_parts = most_parts(args.contexts, args.block_size, args.window);
+        let num_vectors = num_parts * num_blocks * args.kv_heads * num_queries;
+        // A pair of floats wants 8 bytes.
+        let weights_at = (num_vectors * head_dim * size_of::<f32>()).next_multiple_of(8);
+        let scratch = launcher.scratch(weights_at + num_vectors * 2 * size_of::<f32>())?;
+        let params = DraftBlockParams {
+            q: launcher.buffer("q", args.q)?,
+            k_block: launcher.buffer("k_block", args.k_block)?,
+            v_block: launcher.buffer("v_block", args.v_block)?,
+            k_pages: launcher.buffer("k_pages", args.k_pages)?,
+            v_pages: launcher.buffer("v_pages", args.v_pages)?,
+            contexts: launcher.list("contexts", args.contexts.places())?,
+            pages: launcher.list("contexts", args.contexts.pages())?,
+            values: scratch,
+            weights: scratch + weights_at as u64,
+            out: launcher.buffer("out", args.out)?,
+            block_size: args.block_size as u32,
+            num_blocks: num_blocks as u32,
+            q_heads: args.q_heads as u32,
+            kv_heads: args.kv_heads as u32,
+            head_dim: head_dim as u32,
+            max_context_parts: MAX_CONTEXT_PARTS as u32,
+            num_parts: num_parts as u32,
+            window: args.window.unwrap_or(0) as u32,
+            is_causal: u32::from(args.causal),
+            scale: args.scale,
+        };
+        let tile_queries = BLOCK_WARPS * warp_queries;
+        let row_len = head_dim.next_multiple_of(4) + 4;
+        let shared_len = (tile_queries + KV_BLOCK) * row_len + tile_queries * KV_BLOCK;
+        let num_tiles = num_queries.div_ceil(tile_queries);
+        let parts = Shape {
+            shared_bytes: (shared_len * size_of::<f32>()) as u32,
+            ..Shape::of_blocks(
+                num_parts * num_blocks * args.kv_heads * num_tiles,
+                BLOCK_WARPS * 32,
+            )
+        };
+        let num_outputs = num_blocks * args.kv_heads * num_queries;
+        let join = Shape::of_blocks(num_outputs.div_ceil(BLOCK_WARPS), BLOCK_WARPS * 32);
+        // SAFETY: `params` mirrors the kernels'; `check` saw that all buffers are as long as the shape asks and every page is
+        // there, and the scratch holds the parts.
+        unsafe {
+            launcher.run(entry, parts, &params)?;
+            launcher.run("draft_block_join", join, &params)
+        }
+    }
+}
+
+/// Most parts that the context of one block is cut into: enough thread blocks for one request, and few parts to join.
+const MAX_CONTEXT_PARTS: usize = 16;
+const BLOCK_WARPS: usize = 8;
+
+/// Parts of the keys of one block, as `Sight` of `draft_block.cu` counts them.
+fn num_parts(context: BlockContext<'_>, block_size: usize, window: Option<usize>) -> usize {
+    let window_start = |window| (context.context_len + 1).saturating_sub(window);
+    let first = window.map_or(0, window_start).min(context.context_len);
+    let num_pages = context.context_len.div_ceil(KV_BLOCK) - first / KV_BLOCK;
+    let part_pages = num_pages.div_ceil(MAX_CONTEXT_PARTS).max(1);
+    num_pages.div_ceil(part_pages) + block_size.div_ceil(KV_BLOCK)
+}
+
+/// Parts of the keys of the block that has most.
+fn most_parts(contexts: &BlockContexts, block_size: usize, window: Option<usize>) -> usize {
+    let parts = contexts
+        .iter()
+        .map(|context| num_parts(context, block_size, window));
+    parts.max().unwrap_or(0)
+}
+
+/// Bytes of scratch that `num_blocks` blocks take at most, whatever their contexts.
+pub fn scratch_bytes(
+    num_blocks: usize,
+    block_size: usize,
+    q_heads: usize,
+    head_dim: usize,
+) -> usize {
+    let num_parts = MAX_CONTEXT_PARTS + block_size.div_ceil(KV_BLOCK);
+    let num_vectors = num_parts * num_blocks * block_size * q_heads;
+    num_vectors * (head_dim + 2) * size_of::<f32>() + size_of::<u64>()
+}
+
+/// `DraftBlockParams` of `draft_block.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct DraftBlockParams {
+    q: u64,
+    k_block: u64,
+    v_block: u64,
+    k_pages: u64,
+    v_pages: u64,
+    contexts: u64,
+    pages: u64,
+    values: u64,
+    weights: u64,
+    out: u64,
+    block_size: u32,
+    num_blocks: u32,
+    q_heads: u32,
+    kv_heads: u32,
+    head_dim: u32,
+    max_context_parts: u32,
+    num_parts: u32,
+    window: u32,
+    is_causal: u32,
+    scale: f32,
 }
 
 /// Where the keys (or values) of one kv head lie that one row sees, in position order.

@@ -10,8 +10,10 @@
 use rayon::prelude::*;
 
 use super::bf16_matmul::PackedBf16;
+use super::launcher::Launcher;
 use super::simd::{self, LANES, Lanes, Task};
 use super::{Kernel, check_len, check_size};
+use crate::device::cuda::{CudaDevice, Shape};
 use crate::device::{Buffer, HostDevice, Staged};
 use crate::error::KernelError;
 
@@ -173,6 +175,91 @@ impl Kernel for DraftSelect {
                 });
         });
     }
+
+    fn cuda(device: &CudaDevice, args: DraftSelectArgs<'_>) -> Result<(), KernelError> {
+        let launcher = Launcher::of::<Self>(device);
+        let (num_rows, top_k) = (args.num_rows(), args.top_k);
+        if num_rows == 0 {
+            return Ok(());
+        }
+        let num_parts = args.vocab_size.div_ceil(PART_LEN);
+        let sums_at = num_rows * num_parts * top_k * size_of::<u64>();
+        let scratch = launcher.scratch(sums_at + num_rows * num_parts * 2 * size_of::<f32>())?;
+        let mut params = DraftSelectParams {
+            logits: launcher.buffer("logits", args.logits)?,
+            gate: 0,
+            predecessor: 0,
+            successor: 0,
+            anchor_tokens: 0,
+            keys: scratch,
+            sums: scratch + sums_at as u64,
+            token_ids: launcher.buffer("token_ids", args.token_ids)?,
+            log_probs: launcher.buffer("log_probs", args.log_probs)?,
+            num_rows: num_rows as u32,
+            num_blocks: args.num_blocks as u32,
+            vocab_size: args.vocab_size as u32,
+            num_parts: num_parts as u32,
+            top_k: top_k as u32,
+            rank: 0,
+            multiplier: args.shape.multiplier,
+            softcap: args.shape.softcap.unwrap_or(0.0),
+        };
+        let mut scores = None;
+        if let Some(selector) = &args.selector {
+            let rank = selector.predecessor.in_features();
+            // Codes of parents and candidates, the candidates' own scores, scores of all pairs.
+            let shared_len = 2 * top_k * (rank | 1) + top_k + top_k * top_k;
+            let shared_bytes = shared_len * size_of::<f32>();
+            launcher.check_shared_bytes("top_k", shared_bytes)?;
+            params.gate = launcher.buffer("gate", selector.gate)?;
+            params.predecessor = launcher.matrix("predecessor", selector.predecessor)?;
+            params.successor = launcher.matrix("successor", selector.successor)?;
+            params.anchor_tokens = launcher.list("anchor_tokens", selector.anchor_tokens)?;
+            params.rank = rank as u32;
+            scores = Some(Shape {
+                shared_bytes: shared_bytes as u32,
+                ..Shape::of_blocks(num_rows, BLOCK_THREADS)
+            });
+        }
+        // SAFETY: `params` mirrors the kernels'; `check` saw that all buffers are as long as the shape asks and every anchor
+        // has a code, and the scratch holds keys and sums.
+        unsafe {
+            let parts = Shape::of_blocks(num_rows * num_parts, BLOCK_THREADS);
+            launcher.run("draft_select_parts", parts, &params)?;
+            let rows = Shape::of_blocks(num_rows, BLOCK_THREADS);
+            launcher.run("draft_select_rows", rows, &params)?;
+            scores.map_or(Ok(()), |scores| {
+                launcher.run("draft_select_scores", scores, &params)
+            })
+        }
+    }
+}
+
+const BLOCK_THREADS: usize = 256;
+/// Ids that a block looks at.
+const PART_LEN: usize = 16 * BLOCK_THREADS;
+
+/// `DraftSelectParams` of `draft_select.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct DraftSelectParams {
+    logits: u64,
+    gate: u64,
+    predecessor: u64,
+    successor: u64,
+    anchor_tokens: u64,
+    keys: u64,
+    sums: u64,
+    token_ids: u64,
+    log_probs: u64,
+    num_rows: u32,
+    num_blocks: u32,
+    vocab_size: u32,
+    num_parts: u32,
+    top_k: u32,
+    rank: u32,
+    multiplier: f32,
+    softcap: f32,
 }
 
 impl LogitShape {

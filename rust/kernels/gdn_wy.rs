@@ -22,7 +22,7 @@ use super::simd;
 use super::{Kernel, check_len, check_size, for_each_task};
 use crate::device::cuda::CudaDevice;
 use crate::device::{Buffer, Device, HostDevice};
-use crate::error::KernelError;
+use crate::error::{DeviceError, KernelError};
 
 /// Positions folded into the state at once (F).
 pub const FOLD_INTERVAL: usize = 32;
@@ -95,14 +95,18 @@ pub struct GdnLayerCache {
 
 impl GdnLayerCache {
     /// An empty cache for `num_slots` requests.
-    pub fn new(device: &Device, shape: &GdnShape, num_slots: usize) -> Self {
-        Self {
-            states: device.alloc(num_slots * STATE_RING * shape.state_len()),
-            log_k: device.alloc(num_slots * LOG_POSITIONS * shape.keys_len()),
-            log_d: device.alloc(num_slots * LOG_POSITIONS * shape.values_len()),
-            log_g: device.alloc(num_slots * LOG_POSITIONS * shape.num_value_heads),
-            conv: device.alloc(num_slots * shape.conv_kernel * shape.conv_channels()),
-        }
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`].
+    pub fn new(device: &Device, shape: &GdnShape, num_slots: usize) -> Result<Self, DeviceError> {
+        let log = num_slots * LOG_POSITIONS;
+        Ok(Self {
+            states: device.try_alloc(num_slots * STATE_RING * shape.state_len())?,
+            log_k: device.try_alloc(log * shape.keys_len())?,
+            log_d: device.try_alloc(log * shape.values_len())?,
+            log_g: device.try_alloc(log * shape.num_value_heads)?,
+            conv: device.try_alloc(num_slots * shape.conv_kernel * shape.conv_channels())?,
+        })
     }
 }
 
@@ -119,12 +123,15 @@ pub struct GdnTail {
 
 impl GdnTail {
     /// Room for `num_rows` rows.
-    pub fn new(device: &Device, shape: &GdnShape, num_rows: usize) -> Self {
-        Self {
-            k: device.alloc(num_rows * shape.keys_len()),
-            d: device.alloc(num_rows * shape.values_len()),
-            g: device.alloc(num_rows * shape.num_value_heads),
-        }
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`].
+    pub fn new(device: &Device, shape: &GdnShape, num_rows: usize) -> Result<Self, DeviceError> {
+        Ok(Self {
+            k: device.try_alloc(num_rows * shape.keys_len())?,
+            d: device.try_alloc(num_rows * shape.values_len())?,
+            g: device.try_alloc(num_rows * shape.num_value_heads)?,
+        })
     }
 }
 

@@ -110,8 +110,13 @@ impl Kernel for GreedyArgmax {
                 &params,
             )?;
         }
-        args.token_ids[..num_rows].copy_from_slice(&launcher.read_scratch(0, num_rows)?);
-        args.best_logits[..num_rows].copy_from_slice(&launcher.read_scratch(logits_at, num_rows)?);
+        // Ids and the bits of their logits, in one copy.
+        let results: Vec<u32> = launcher.read_scratch(0, 2 * num_rows)?;
+        let (token_ids, best_logits) = results.split_at(num_rows);
+        args.token_ids[..num_rows].copy_from_slice(token_ids);
+        for (best, bits) in args.best_logits.iter_mut().zip(best_logits) {
+            *best = f32::from_bits(*bits);
+        }
         Ok(())
     }
 }

@@ -97,6 +97,27 @@ impl<'a> Launcher<'a> {
             .map_err(|source| self.named(source))
     }
 
+    /// Refuses a block that needs more shared memory than the GPU has, because of the size of `argument`.
+    ///
+    /// # Errors
+    /// [`KernelError::SharedMemory`].
+    pub(super) fn check_shared_bytes(
+        &self,
+        argument: &'static str,
+        got: usize,
+    ) -> Result<(), KernelError> {
+        let expected = self.device.limits().block_shared_bytes;
+        if got > expected {
+            return Err(KernelError::SharedMemory {
+                kernel: self.kernel,
+                argument,
+                expected,
+                got,
+            });
+        }
+        Ok(())
+    }
+
     /// Launches `entry`, which waits for its predecessors itself (`wait_for_predecessors` in `async_copy.cuh`).
     ///
     /// # Safety

@@ -1,11 +1,12 @@
 //! BF16 matrices in the order in which the matmul reads them.
 
 use half::bf16;
+use half::slice::HalfFloatSliceExt as _;
 use rayon::prelude::*;
 
 use super::simd::LANES;
-use super::skinny_weights::{CudaParts, SkinnyWeights, SliceFormat};
-use crate::device::{Buffer, Device};
+use super::skinny_weights::{CudaParts, SkinnyWeights, SliceFormat, TILE_CHANNELS};
+use crate::device::{Backend, Buffer, Device};
 use crate::error::DeviceError;
 
 /// A BF16 matrix `[out_features, in_features]` stored as tiles of 16 output channels, `[ceil(N / 16)][K][16]`, so that
@@ -62,33 +63,44 @@ impl PackedBf16 {
         }
     }
 
-    /// The same matrix in the memory of `device`.
+    /// Packs row-major weights into the memory of `device`, as its kernels read them.
     ///
     /// # Errors
     /// [`DeviceError`] when it has no room.
-    pub fn to_device(&self, device: &Device) -> Result<Self, DeviceError> {
-        if matches!(device, Device::Host(_)) {
-            return Ok(self.clone());
+    pub fn pack_on(
+        device: &Device,
+        weights: &[bf16],
+        out_features: usize,
+        in_features: usize,
+    ) -> Result<Self, DeviceError> {
+        let (n, k) = (out_features, in_features);
+        if device.backend() == Backend::Host {
+            return Ok(Self::pack(weights, n, k));
         }
-        let (n, k) = (self.out_features, self.in_features);
+        assert_eq!(weights.len(), n * k, "weights of a packed matrix");
+        assert!(k > 0, "a packed matrix has columns");
+        let bits: &[u16] = weights.reinterpret_cast();
         let cuda = SkinnyWeights::of_bf16(device, n, k, |tile, rows| {
-            let tile = &self.tiles.host()[tile * k * LANES..][..k * LANES];
-            for (channel, row) in rows.chunks_exact_mut(k).enumerate() {
-                for (column, bits) in row.iter_mut().enumerate() {
-                    *bits = tile[column * LANES + channel].to_bits();
-                }
-            }
+            let own = &bits[tile * TILE_CHANNELS * k..];
+            let len = own.len().min(rows.len());
+            rows[..len].copy_from_slice(&own[..len]);
         })?;
         Ok(Self {
             tiles: Buffer::zeroed(0),
             cuda: Some(cuda),
-            ..*self
+            out_features,
+            in_features,
         })
     }
 
     /// Bytes of a packed matrix of this shape, for planning memory before there is one.
-    pub fn num_bytes_of(out_features: usize, in_features: usize) -> usize {
-        Self::len_of(out_features, in_features) * size_of::<bf16>()
+    pub fn num_bytes_of(backend: Backend, out_features: usize, in_features: usize) -> usize {
+        match backend {
+            Backend::Host => Self::len_of(out_features, in_features) * size_of::<bf16>(),
+            Backend::Cuda => {
+                SkinnyWeights::bytes_of(SliceFormat::Bf16, out_features, in_features, 0)
+            }
+        }
     }
 
     fn len_of(out_features: usize, in_features: usize) -> usize {

@@ -18,7 +18,7 @@ use rayon::prelude::*;
 
 use super::simd::{LANES, Lanes, Words};
 use super::skinny_weights::{CudaParts, SkinnyWeights, SliceFormat};
-use crate::device::{Buffer, Device};
+use crate::device::{Backend, Buffer, Device};
 use crate::error::DeviceError;
 
 /// Columns of a piece: what is decoded at a time, and over which escapes are counted.
@@ -70,7 +70,7 @@ impl EscapedWeight {
 }
 
 /// What a multiplication reads of the weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WeightView {
     /// Every bit: the checkpoint's BF16 weights.
     Exact,
@@ -156,51 +156,39 @@ impl PackedW12 {
     /// # Panics
     /// Panics if a part is shorter than its shape needs.
     pub fn from_cuda_parts(out_features: usize, in_features: usize, parts: CudaParts) -> Self {
-        let cuda = SkinnyWeights::from_parts(SliceFormat::W12, out_features, in_features, parts);
+        let weights = SkinnyWeights::from_parts(SliceFormat::W12, out_features, in_features, parts);
+        Self::on_cuda(weights)
+    }
+
+    /// As [`pack`](Self::pack), into the memory of `device`, as its kernels read it.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when it has no room.
+    pub(crate) fn pack_on(
+        device: &Device,
+        out_features: usize,
+        in_features: usize,
+        bases: &[u8],
+        read_piece: impl Fn(usize, usize, &mut CodeTile, &mut Vec<EscapedWeight>) + Sync,
+    ) -> Result<Self, DeviceError> {
+        let (n, k) = (out_features, in_features);
+        Ok(match device.backend() {
+            Backend::Host => Self::pack(n, k, bases, read_piece),
+            Backend::Cuda => Self::on_cuda(SkinnyWeights::of_w12(device, n, k, bases, read_piece)?),
+        })
+    }
+
+    fn on_cuda(weights: SkinnyWeights) -> Self {
         Self {
             eight: Buffer::zeroed(0),
             four: Buffer::zeroed(0),
             bases: Buffer::zeroed(0),
             escape_starts: Vec::new(),
             escapes: Vec::new(),
-            cuda: Some(cuda),
-            out_features,
-            in_features,
+            out_features: weights.out_features,
+            in_features: weights.in_features,
+            cuda: Some(weights),
         }
-    }
-
-    /// The same matrix in the memory of `device`.
-    ///
-    /// # Errors
-    /// [`DeviceError`] when it has no room.
-    pub fn to_device(&self, device: &Device) -> Result<Self, DeviceError> {
-        if matches!(device, Device::Host(_)) {
-            return Ok(self.clone());
-        }
-        let (n, k) = (self.out_features, self.in_features);
-        let bases = self.bases.host();
-        let cuda = SkinnyWeights::of_w12(device, n, k, bases, |tile, index, codes, escapes| {
-            let piece = self.piece(tile, index);
-            let len = PIECE_COLUMNS.min(k - index * PIECE_COLUMNS);
-            *codes = [[0; PIECE_COLUMNS]; LANES];
-            for (lane, codes) in codes.iter_mut().enumerate() {
-                for (column, code) in codes[..len].iter_mut().enumerate() {
-                    let (eight, four) = (piece.eight[column / 4], piece.four[column / STEP]);
-                    *code = code_of(eight[lane], four[lane], column);
-                }
-            }
-            escapes.extend(piece.escapes.iter().copied().map(EscapedWeight::from_entry));
-        })?;
-        Ok(Self {
-            eight: Buffer::zeroed(0),
-            four: Buffer::zeroed(0),
-            bases: Buffer::zeroed(0),
-            escape_starts: Vec::new(),
-            escapes: Vec::new(),
-            cuda: Some(cuda),
-            out_features: n,
-            in_features: k,
-        })
     }
 
     /// Number of output channels.
@@ -231,18 +219,42 @@ impl PackedW12 {
             (None, true) => Self::num_bytes_of,
             (None, false) => Self::q_view_bytes_of,
         };
-        bytes_of(self.out_features, self.in_features, self.escapes.len())
+        let num_escapes = self.escapes.len();
+        bytes_of(
+            Backend::Host,
+            self.out_features,
+            self.in_features,
+            num_escapes,
+        )
     }
 
     /// Bytes of a packed matrix of this shape with `num_escapes` escapes.
-    pub fn num_bytes_of(out_features: usize, in_features: usize, num_escapes: usize) -> usize {
-        let four_words = out_features.div_ceil(LANES) * in_features.div_ceil(STEP) * LANES;
-        Self::q_view_bytes_of(out_features, in_features, num_escapes)
-            + four_words * size_of::<u32>()
+    pub fn num_bytes_of(
+        backend: Backend,
+        out_features: usize,
+        in_features: usize,
+        num_escapes: usize,
+    ) -> usize {
+        let (n, k) = (out_features, in_features);
+        match backend {
+            Backend::Host => {
+                let four_words = n.div_ceil(LANES) * k.div_ceil(STEP) * LANES;
+                Self::q_view_bytes_of(backend, n, k, num_escapes) + four_words * size_of::<u32>()
+            }
+            Backend::Cuda => SkinnyWeights::bytes_of(SliceFormat::W12, n, k, num_escapes),
+        }
     }
 
-    /// Bytes of the Q view of such a matrix alone.
-    pub fn q_view_bytes_of(out_features: usize, in_features: usize, num_escapes: usize) -> usize {
+    /// Bytes of the Q view of such a matrix alone; a GPU's slices hold all bits with it.
+    pub fn q_view_bytes_of(
+        backend: Backend,
+        out_features: usize,
+        in_features: usize,
+        num_escapes: usize,
+    ) -> usize {
+        if backend == Backend::Cuda {
+            return Self::num_bytes_of(backend, out_features, in_features, num_escapes);
+        }
         let num_tiles = out_features.div_ceil(LANES);
         let num_words = num_tiles * 2 * in_features.div_ceil(STEP) * LANES;
         let num_starts = num_tiles * in_features.div_ceil(PIECE_COLUMNS) + 1;

@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use super::tree_attention::{KV_BLOCK, KV_SPLIT};
 use crate::device::{Device, Staged};
 use crate::error::{DeviceError, KernelError};
 
@@ -52,6 +53,16 @@ pub(super) struct CudaPaths {
     pages: u64,
     num_rows: u32,
     num_segments: u32,
+}
+
+/// Everything that launches over some rows follow from besides what lies in the lists: equal keys, equal launches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LaunchKey {
+    lists: [Option<u64>; 5],
+    num_rows: usize,
+    num_segments: usize,
+    longest_segment: usize,
+    num_splits: usize,
 }
 
 /// `RowFacts` of `row_paths.cuh` in words.
@@ -252,6 +263,39 @@ impl RowPaths {
     /// The pages of a segment, one per 64 committed tokens, if it has any.
     pub fn pages(&self, segment: &Segment) -> &[u32] {
         &self.pages.values()[segment.pages.clone()]
+    }
+
+    /// Rows of the largest segment.
+    pub(super) fn longest_segment(&self) -> usize {
+        let rows = self.segments.iter().map(|segment| segment.rows.len());
+        rows.max().unwrap_or(0)
+    }
+
+    /// Most splits of attention that the whole blocks before a segment take.
+    pub(super) fn num_splits(&self) -> usize {
+        let splits = self.segments.iter().map(|segment| {
+            let in_blocks = segment.committed_len / KV_BLOCK * KV_BLOCK;
+            in_blocks.div_ceil(KV_SPLIT)
+        });
+        splits.max().unwrap_or(0)
+    }
+
+    /// The key of launches over these rows.
+    pub fn launch_key(&self) -> LaunchKey {
+        let lists = [
+            &self.positions,
+            &self.row_facts,
+            &self.segment_facts,
+            &self.path_rows,
+            &self.pages,
+        ];
+        LaunchKey {
+            lists: lists.map(Staged::cuda_address),
+            num_rows: self.num_rows(),
+            num_segments: self.segments.len(),
+            longest_segment: self.longest_segment(),
+            num_splits: self.num_splits(),
+        }
     }
 
     /// The lists on the GPU, for a launcher of `kernel`.

@@ -97,6 +97,11 @@ impl PlacedRows {
         Ok(())
     }
 
+    /// Everything that launches over the rows follow from besides what lies in the list.
+    pub fn launch_key(&self) -> (Option<u64>, usize) {
+        (self.words.cuda_address(), self.len())
+    }
+
     /// Number of rows.
     pub fn len(&self) -> usize {
         self.words.len() / ROW_WORDS

@@ -14,10 +14,13 @@ pub mod philox;
 
 use rayon::prelude::*;
 
-use super::greedy_argmax::{check_masks, row_argmax, unmasked_runs};
+use super::greedy_argmax::{
+    GreedyArgmax, GreedyArgmaxArgs, check_masks, row_argmax, unmasked_runs,
+};
 use super::masked_ids::MaskedIds;
 use super::vectors::MIN_PARALLEL_ELEMENTS;
 use super::{Kernel, check_len, check_size};
+use crate::device::cuda::CudaDevice;
 use crate::device::{Buffer, HostDevice};
 use crate::error::KernelError;
 
@@ -146,6 +149,42 @@ impl Kernel for SampleRows {
                     .for_each(|(row, (id, chosen))| decide(row, id, chosen));
             });
         }
+    }
+
+    /// Finds the likeliest ids on the GPU; rows that draw are few, come to the host and are drawn from there.
+    fn cuda(device: &CudaDevice, args: SampleRowsArgs<'_>) -> Result<(), KernelError> {
+        let (num_rows, vocab_size) = (args.num_rows, args.vocab_size);
+        let argmax = GreedyArgmaxArgs {
+            logits: args.logits,
+            num_rows,
+            vocab_size,
+            masked: args.masked,
+            token_ids: &mut *args.token_ids,
+            best_logits: &mut *args.chosen_logits,
+        };
+        GreedyArgmax::cuda(device, argmax)?;
+        let drawn = (0..num_rows).filter(|&row| !args.samplers[row].is_greedy());
+        let logits = drawn.map(|row| {
+            let range = row * vocab_size..(row + 1) * vocab_size;
+            let logits = args.logits.read_range(range);
+            let logits = logits.map_err(|source| KernelError::Device {
+                kernel: Self::NAME,
+                source,
+            });
+            Ok((row, logits?))
+        });
+        let logits = logits.collect::<Result<Vec<_>, _>>()?;
+        let choices: Vec<(usize, u32, f32)> = device.host().install(|| {
+            let draw = |(row, logits): &(usize, Vec<f32>)| {
+                let id = draw(logits, args.masked.row(*row), &args.samplers[*row]);
+                (*row, id, logits[id as usize])
+            };
+            logits.par_iter().map(draw).collect()
+        });
+        for (row, id, logit) in choices {
+            (args.token_ids[row], args.chosen_logits[row]) = (id, logit);
+        }
+        Ok(())
     }
 }
 

@@ -164,6 +164,23 @@ impl SkinnyWeights {
         }
     }
 
+    /// Bytes of all parts of a matrix of this shape with `num_escapes` escapes (none of BF16).
+    pub(super) fn bytes_of(
+        format: SliceFormat,
+        out_features: usize,
+        in_features: usize,
+        num_escapes: usize,
+    ) -> usize {
+        let map = SliceMap::of(in_features);
+        let num_tiles = out_features.div_ceil(TILE_CHANNELS);
+        let tile_bytes = map.k_tiles * format.tile_bytes() + map.num_slices() * format.note_bytes();
+        let num_starts = match format {
+            SliceFormat::W12 => num_tiles * map.k_tiles + 1,
+            SliceFormat::Bf16 => 1,
+        };
+        num_tiles * tile_bytes + (num_starts + num_escapes) * size_of::<u32>()
+    }
+
     /// Bytes of all parts.
     pub(super) fn num_bytes(&self) -> usize {
         self.slices.len() + (self.escape_starts.len() + self.escapes.len()) * size_of::<u32>()

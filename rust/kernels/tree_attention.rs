@@ -11,6 +11,8 @@
 
 mod launch;
 
+pub use launch::scratch_bytes;
+
 use std::ops::Range;
 
 use super::paths::RowPaths;

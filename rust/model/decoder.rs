@@ -3,18 +3,21 @@
 //! A forward reads the caches and never changes them. What a later commit needs of its rows (keys, values, recurrent
 //! log entries, convolution inputs) stays in the [`PassTail`] until the next forward.
 
+use std::convert::Infallible;
+
 use crate::cache::slots::SequenceCaches;
-use crate::device::{Buffer, Device, Staged};
-use crate::error::{KernelError, Result};
+use crate::device::{Buffer, Device, Graphs, Staged};
+use crate::error::{DeviceError, KernelError, Result};
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
 use crate::kernels::gate::{Gate, GateArgs, GateKind};
 use crate::kernels::lm_head_screen::ScreenedHead;
-use crate::kernels::paths::RowPaths;
+use crate::kernels::paths::{LaunchKey, RowPaths};
 use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use crate::kernels::sample_rows::RowSampler;
+use crate::kernels::tree_attention;
 use crate::kernels::w12_matmul::WeightView;
 use crate::weights::Linear;
 
@@ -80,11 +83,15 @@ pub struct Decoder {
     workspace: Workspace,
     tail: PassTail,
     head: Head,
+    graphs: Graphs<(WeightView, LaunchKey, Option<u64>)>,
 }
 
 impl Decoder {
     /// A decoder for passes of up to `max_rows` rows that keeps the residual stream after each of `tap_layers` for a
     /// drafter.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when the device has no room.
     pub fn new(
         config: ModelConfig,
         weights: DecoderWeights,
@@ -92,19 +99,19 @@ impl Decoder {
         head: HeadPath,
         max_rows: usize,
         device: &Device,
-    ) -> Self {
-        Self {
-            inverse_frequencies: Buffer::from_slice(&config.rope.inverse_frequencies()),
-            workspace: Workspace::with(&config, tap_layers.len(), |width| {
-                device.alloc(max_rows * width)
-            }),
-            tail: PassTail::new(&config, max_rows, device),
+    ) -> Result<Self, DeviceError> {
+        let rows = |width| device.try_alloc(max_rows * width);
+        Ok(Self {
+            inverse_frequencies: device.constants(&config.rope.inverse_frequencies())?,
+            workspace: Workspace::with(&config, tap_layers.len(), rows)?,
+            tail: PassTail::new(&config, max_rows, device)?,
             tap_layers: tap_layers.to_vec(),
-            token_ids: Staged::default(),
-            head: Head::new(device, &weights, head, max_rows),
+            token_ids: Staged::with_capacity(device, max_rows)?,
+            head: Head::new(device, &weights, head, max_rows)?,
+            graphs: Graphs::default(),
             config,
             weights,
-        }
+        })
     }
 
     /// Bytes of the buffers of a decoder before it exists, with activations of `activation_bytes` each.
@@ -115,7 +122,11 @@ impl Decoder {
         activation_bytes: usize,
     ) -> PassBytes {
         let mut row_len = 0;
-        Workspace::with(config, num_taps, |width| row_len += width);
+        let count = |width| {
+            row_len += width;
+            Ok::<_, Infallible>(width)
+        };
+        let Ok(_) = Workspace::with(config, num_taps, count);
         PassBytes {
             activations: max_rows * (row_len + config.hidden_size) * activation_bytes,
             tail: max_rows * PassTail::row_bytes_of(config, activation_bytes),
@@ -150,10 +161,38 @@ impl Decoder {
         token_ids: &[u32],
         paths: &RowPaths,
         caches: &SequenceCaches,
+        probe: Option<&mut ResidualProbe>,
+    ) -> Result<()> {
+        self.token_ids.fill(device, token_ids.iter().copied())?;
+        let context = PassContext {
+            device,
+            paths,
+            caches,
+            view,
+        };
+        if probe.is_some() {
+            // Values are read on the way.
+            return self.run_layers(context, probe);
+        }
+        let key = (view, paths.launch_key(), self.token_ids.cuda_address());
+        let mut graphs = std::mem::take(&mut self.graphs);
+        let outcome = graphs.run(device, key, || self.run_layers(context, None));
+        self.graphs = graphs;
+        outcome
+    }
+
+    fn run_layers(
+        &mut self,
+        pass: PassContext<'_>,
         mut probe: Option<&mut ResidualProbe>,
     ) -> Result<()> {
-        let num_rows = token_ids.len();
-        self.token_ids.fill(device, token_ids.iter().copied())?;
+        let PassContext {
+            device,
+            paths,
+            caches,
+            view,
+        } = pass;
+        let (num_rows, width) = (paths.num_rows(), self.config.hidden_size);
         EmbedRows::run(
             device,
             EmbedRowsArgs {
@@ -164,7 +203,7 @@ impl Decoder {
             },
         )?;
         if let Some(probe) = probe.as_deref_mut() {
-            probe.observe(&self.workspace.residual, num_rows, self.config.hidden_size);
+            probe.observe(&self.workspace.residual, num_rows, width)?;
         }
         let mut context = LayerContext {
             device,
@@ -184,12 +223,11 @@ impl Decoder {
             )?;
             for (tap, buffer) in self.tap_layers.iter().zip(&mut self.workspace.taps) {
                 if *tap == layer {
-                    let len = num_rows * self.config.hidden_size;
-                    buffer.copy_from(&self.workspace.residual, len)?;
+                    buffer.copy_from(&self.workspace.residual, num_rows * width)?;
                 }
             }
             if let Some(probe) = probe.as_deref_mut() {
-                probe.observe(&self.workspace.residual, num_rows, self.config.hidden_size);
+                probe.observe(&self.workspace.residual, num_rows, width)?;
             }
         }
         let workspace = &mut self.workspace;
@@ -199,7 +237,8 @@ impl Decoder {
             &mut workspace.hidden,
         )?;
         if let Some(probe) = probe {
-            probe.final_norm_l2 = row_norms(&workspace.hidden, num_rows, self.config.hidden_size);
+            let hidden = workspace.hidden.read_back(num_rows * width)?;
+            probe.final_norm_l2 = row_norms(&hidden, width);
         }
         Ok(())
     }
@@ -259,6 +298,13 @@ impl Decoder {
         }
     }
 
+    /// Bytes of scratch that attention of `num_rows` rows takes on a GPU at most, behind `num_positions` committed ones.
+    pub fn scratch_bytes(&self, num_rows: usize, num_positions: usize) -> usize {
+        let attention = &self.config.attention;
+        let (num_heads, head_dim) = (attention.num_heads, attention.head_dim);
+        tree_attention::scratch_bytes(num_rows, num_positions, num_heads, head_dim)
+    }
+
     /// Bytes of copies made of the weights: the screened head.
     pub fn num_copy_bytes(&self) -> usize {
         self.head.screened().map_or(0, ScreenedHead::num_bytes)
@@ -276,6 +322,15 @@ impl Decoder {
     ) -> Result<(), KernelError> {
         self.tail.commit(device, caches, rows)
     }
+}
+
+/// What a pass is run on.
+#[derive(Clone, Copy)]
+struct PassContext<'a> {
+    device: &'a Device,
+    paths: &'a RowPaths,
+    caches: &'a SequenceCaches,
+    view: WeightView,
 }
 
 /// What the layers of one pass share.
@@ -382,42 +437,53 @@ impl LayerContext<'_> {
 
 impl<B> Workspace<B> {
     /// A workspace of what `alloc` makes of each buffer's values per row.
-    fn with(config: &ModelConfig, num_taps: usize, mut alloc: impl FnMut(usize) -> B) -> Self {
+    fn with<E>(
+        config: &ModelConfig,
+        num_taps: usize,
+        mut alloc: impl FnMut(usize) -> Result<B, E>,
+    ) -> Result<Self, E> {
         let attention = &config.attention;
         let q_width = attention.num_heads * attention.head_dim;
         let gdn_width =
             |f: fn(&super::config::GdnConfig) -> usize| config.gdn.as_ref().map_or(0, f);
         let value_width = gdn_width(|g| g.num_value_heads * g.value_dim);
         let value_heads = gdn_width(|g| g.num_value_heads);
-        Self {
-            residual: alloc(config.hidden_size),
-            normed: alloc(config.hidden_size),
-            q_projected: alloc(q_width * if attention.output_gate { 2 } else { 1 }),
-            k_projected: alloc(attention.num_kv_heads * attention.head_dim),
-            q: alloc(q_width),
-            mixed: alloc(q_width.max(value_width)),
-            z: alloc(value_width),
-            a: alloc(value_heads),
-            b: alloc(value_heads),
-            gate: alloc(config.intermediate_size),
-            up: alloc(config.intermediate_size),
-            hidden: alloc(config.hidden_size),
-            taps: (0..num_taps).map(|_| alloc(config.hidden_size)).collect(),
-        }
+        Ok(Self {
+            residual: alloc(config.hidden_size)?,
+            normed: alloc(config.hidden_size)?,
+            q_projected: alloc(q_width * if attention.output_gate { 2 } else { 1 })?,
+            k_projected: alloc(attention.num_kv_heads * attention.head_dim)?,
+            q: alloc(q_width)?,
+            mixed: alloc(q_width.max(value_width))?,
+            z: alloc(value_width)?,
+            a: alloc(value_heads)?,
+            b: alloc(value_heads)?,
+            gate: alloc(config.intermediate_size)?,
+            up: alloc(config.intermediate_size)?,
+            hidden: alloc(config.hidden_size)?,
+            taps: (0..num_taps)
+                .map(|_| alloc(config.hidden_size))
+                .collect::<Result<_, E>>()?,
+        })
     }
 }
 
 impl ResidualProbe {
-    fn observe(&mut self, residual: &Buffer<f32>, num_rows: usize, width: usize) {
-        self.residual_l2.push(row_norms(residual, num_rows, width));
-        self.residuals
-            .push(residual.host()[..num_rows * width].to_vec());
+    fn observe(
+        &mut self,
+        residual: &Buffer<f32>,
+        num_rows: usize,
+        width: usize,
+    ) -> Result<(), DeviceError> {
+        let rows = residual.read_back(num_rows * width)?;
+        self.residual_l2.push(row_norms(&rows, width));
+        self.residuals.push(rows);
+        Ok(())
     }
 }
 
-fn row_norms(rows: &Buffer<f32>, num_rows: usize, width: usize) -> Vec<f32> {
-    rows.host()[..num_rows * width]
-        .chunks_exact(width)
+fn row_norms(rows: &[f32], width: usize) -> Vec<f32> {
+    rows.chunks_exact(width)
         .map(|row| {
             row.iter()
                 .map(|&x| f64::from(x) * f64::from(x))

@@ -13,7 +13,7 @@
 
 use super::weights::DecoderWeights;
 use crate::device::{Buffer, Device, Staged};
-use crate::error::Result;
+use crate::error::{DeviceError, Result};
 use crate::kernels::Kernel;
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
 use crate::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
@@ -85,24 +85,27 @@ pub(super) struct Head {
 
 impl Head {
     /// Makes the INT8 copy if `path` wants one, and buffers for `max_rows` rows.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`].
     pub(super) fn new(
         device: &Device,
         weights: &DecoderWeights,
         path: HeadPath,
         max_rows: usize,
-    ) -> Self {
+    ) -> Result<Self, DeviceError> {
         let screened = match path {
             HeadPath::Dense => None,
             HeadPath::Screened => weights.head_bf16().map(ScreenedHead::new),
         };
         let (vocab_size, width) = (weights.embed.out_features(), weights.embed.in_features());
-        Self {
+        Ok(Self {
             screened,
-            wanted: Staged::default(),
+            wanted: Staged::with_capacity(device, max_rows)?,
             masked: MaskedIds::default(),
-            rows: device.alloc(max_rows * width),
-            logits: device.alloc(max_rows * vocab_size),
-        }
+            rows: device.try_alloc(max_rows * width)?,
+            logits: device.try_alloc(max_rows * vocab_size)?,
+        })
     }
 
     pub(super) fn screened(&self) -> Option<&ScreenedHead> {

@@ -3,11 +3,11 @@
 use crate::cache::pages::KvTail;
 use crate::cache::slots::SequenceCaches;
 use crate::device::{Buffer, Device};
-use crate::error::KernelError;
+use crate::error::{DeviceError, KernelError};
 use crate::kernels::gdn_wy::GdnTail;
 use crate::kernels::placed_rows::PlacedRows;
 
-use super::config::{MixerKind, ModelConfig};
+use super::config::{LayerConfig, MixerKind, ModelConfig};
 
 /// Keys (normed and rotated) and values of this pass, `[rows, kv_heads, head_dim]`.
 pub(super) struct AttentionTail {
@@ -33,36 +33,43 @@ pub(super) struct PassTail {
 }
 
 impl PassTail {
-    pub(super) fn new(config: &ModelConfig, rows: usize, device: &Device) -> Self {
-        let alloc = |width: usize| device.alloc(rows * width);
-        let layers = config
-            .layers
-            .iter()
-            .map(|layer| match (layer.mixer, &config.gdn) {
+    /// Room for `rows` rows.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`].
+    pub(super) fn new(
+        config: &ModelConfig,
+        rows: usize,
+        device: &Device,
+    ) -> Result<Self, DeviceError> {
+        let alloc = |width: usize| device.try_alloc(rows * width);
+        let tail = |layer: &LayerConfig| {
+            Ok(match (layer.mixer, &config.gdn) {
                 (MixerKind::GatedDelta, Some(gdn)) => {
                     let (k_width, v_width) = (
                         gdn.num_key_heads * gdn.key_dim,
                         gdn.num_value_heads * gdn.value_dim,
                     );
                     LayerTail::GatedDelta(GatedDeltaTail {
-                        qkv: alloc(2 * k_width + v_width),
+                        qkv: alloc(2 * k_width + v_width)?,
                         log: GdnTail {
-                            k: alloc(k_width),
-                            d: alloc(v_width),
-                            g: alloc(gdn.num_value_heads),
+                            k: alloc(k_width)?,
+                            d: alloc(v_width)?,
+                            g: alloc(gdn.num_value_heads)?,
                         },
                     })
                 }
                 _ => {
                     let width = config.attention.num_kv_heads * config.attention.head_dim;
                     LayerTail::Attention(AttentionTail {
-                        k: alloc(width),
-                        v: alloc(width),
+                        k: alloc(width)?,
+                        v: alloc(width)?,
                     })
                 }
             })
-            .collect();
-        Self { layers }
+        };
+        let layers = config.layers.iter().map(tail).collect::<Result<_, _>>()?;
+        Ok(Self { layers })
     }
 
     /// Bytes that one row takes in all layers, with activations of `activation_bytes` each; the recurrent log is fp32.

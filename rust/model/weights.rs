@@ -14,7 +14,7 @@ use crate::error::{CheckpointError, KernelError, Result};
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16};
 use crate::options::WeightFormat;
-use crate::weights::{Checkpoint, Linear};
+use crate::weights::{Checkpoint, Linear, WeightLoader};
 
 /// All weights of a decoder.
 #[derive(Debug)]
@@ -100,12 +100,14 @@ pub struct GatedDeltaWeights {
 }
 
 impl DecoderWeights {
-    /// Reads all weights of `config` from `checkpoint`, the linear layers in `format` and, when `with_q_views`, so that Q
+    /// Reads all weights of `config` from `checkpoint` to `device`, the linear layers in `format` and, when `with_q_views`, so that Q
     /// passes can run; many layers at once. Embedding and LM head are held as BF16.
     ///
     /// # Errors
-    /// [`CheckpointError`] when a tensor is missing, extra, damaged, or of another shape or dtype.
+    /// [`CheckpointError`] when a tensor is missing, extra, damaged, or of another shape or dtype;
+    /// [`DeviceError`](crate::error::DeviceError) when the device has no room.
     pub fn load(
+        device: &Device,
         checkpoint: &Checkpoint,
         config: &ModelConfig,
         format: WeightFormat,
@@ -113,7 +115,7 @@ impl DecoderWeights {
     ) -> Result<Self> {
         checkpoint.check(&config.weight_names.tensors(config))?;
         let loader = Loader {
-            checkpoint,
+            tensors: WeightLoader { checkpoint, device },
             config,
             format,
             with_q_views,
@@ -246,14 +248,14 @@ impl LayerWeights {
 
 /// Reads tensors by role, with the name and the shape that the config gives them.
 struct Loader<'a> {
-    checkpoint: &'a Checkpoint,
+    tensors: WeightLoader<'a>,
     config: &'a ModelConfig,
     format: WeightFormat,
     with_q_views: bool,
 }
 
 impl Loader<'_> {
-    fn layers(&self) -> Result<Vec<LayerWeights>, CheckpointError> {
+    fn layers(&self) -> Result<Vec<LayerWeights>> {
         let layers: Vec<_> = (0..self.config.layers.len())
             .into_par_iter()
             .map(|i| self.layer(i))
@@ -262,7 +264,7 @@ impl Loader<'_> {
         layers.into_iter().collect()
     }
 
-    fn layer(&self, i: usize) -> Result<LayerWeights, CheckpointError> {
+    fn layer(&self, i: usize) -> Result<LayerWeights> {
         Ok(LayerWeights {
             input_norm: self.norm(Role::InputNorm, i)?,
             post_attention_norm: self.norm(Role::PostAttentionNorm, i)?,
@@ -276,10 +278,10 @@ impl Loader<'_> {
         })
     }
 
-    fn attention(&self, i: usize) -> Result<AttentionWeights, CheckpointError> {
+    fn attention(&self, i: usize) -> Result<AttentionWeights> {
         // Llama files of before transformers 4.32 carry the frequencies, which the config gives exactly.
         let frequencies = self.config.weight_names.rotary_frequencies(i);
-        self.checkpoint.skip(&frequencies);
+        self.tensors.checkpoint.skip(&frequencies);
         let qk_norm = |role| match self.config.attention.qk_norm {
             true => self.norm(role, i).map(Some),
             false => Ok(None),
@@ -294,7 +296,7 @@ impl Loader<'_> {
         })
     }
 
-    fn gated_delta(&self, i: usize) -> Result<GatedDeltaWeights, CheckpointError> {
+    fn gated_delta(&self, i: usize) -> Result<GatedDeltaWeights> {
         Ok(GatedDeltaWeights {
             in_proj_qkv: self.linear(Role::GdnInProjQkv, i)?,
             in_proj_z: self.linear(Role::GdnInProjZ, i)?,
@@ -308,50 +310,53 @@ impl Loader<'_> {
         })
     }
 
-    fn linear(&self, role: Role, layer: usize) -> Result<Linear, CheckpointError> {
+    fn linear(&self, role: Role, layer: usize) -> Result<Linear> {
         let shape = role.shape(self.config);
         let name = self.name(role, layer);
-        let load = match self.with_q_views {
-            true => Linear::load_with_q_view,
-            false => Linear::load,
-        };
-        load(self.checkpoint, &name, shape[0], shape[1], self.format)
+        let shape = [shape[0], shape[1]];
+        match self.with_q_views {
+            true => self.tensors.linear_with_q_view(&name, shape, self.format),
+            false => self.tensors.linear(&name, shape, self.format),
+        }
     }
 
-    fn matrix(&self, role: Role, layer: usize) -> Result<PackedBf16, CheckpointError> {
+    fn matrix(&self, role: Role, layer: usize) -> Result<PackedBf16> {
         let shape = role.shape(self.config);
-        self.checkpoint
+        self.tensors
             .matrix_bf16(&self.name(role, layer), [shape[0], shape[1]])
     }
 
-    fn vector(&self, role: Role, layer: usize) -> Result<Buffer<f32>, CheckpointError> {
-        self.checkpoint
+    fn vector(&self, role: Role, layer: usize) -> Result<Buffer<f32>> {
+        self.tensors
             .tensor_f32(&self.name(role, layer), &role.shape(self.config))
     }
 
     /// A norm's weight as it multiplies.
-    fn norm(&self, role: Role, layer: usize) -> Result<Buffer<f32>, CheckpointError> {
-        let mut weight = self.vector(role, layer)?;
+    fn norm(&self, role: Role, layer: usize) -> Result<Buffer<f32>> {
+        let (name, shape) = (self.name(role, layer), role.shape(self.config));
+        let mut weight = self.tensors.checkpoint.tensor_f32(&name, &shape)?;
         if self.config.norms_add_one {
-            weight.host_mut().iter_mut().for_each(|w| *w += 1.0);
+            weight.iter_mut().for_each(|w| *w += 1.0);
         }
-        Ok(weight)
+        Ok(self.tensors.device.constants(&weight)?)
     }
 
     /// Some exporters write a tied head a second time. Equal bits are skipped; other bits are a config that lies.
-    fn skip_tied_head(&self) -> Result<(), CheckpointError> {
+    fn skip_tied_head(&self) -> Result<()> {
+        let checkpoint = self.tensors.checkpoint;
         let (head, embed) = (self.name(Role::LmHead, 0), self.name(Role::Embed, 0));
-        let Some(file) = self.checkpoint.file(&head) else {
+        let Some(file) = checkpoint.file(&head) else {
             return Ok(());
         };
-        if !self.checkpoint.same_bits(&head, &embed)? {
+        if !checkpoint.same_bits(&head, &embed)? {
             return Err(CheckpointError::TiedTensor {
                 file: file.to_owned(),
                 tensor: head,
                 expected: embed,
-            });
+            }
+            .into());
         }
-        self.checkpoint.skip(&head);
+        checkpoint.skip(&head);
         Ok(())
     }
 

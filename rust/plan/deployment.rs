@@ -6,15 +6,16 @@ use std::path::Path;
 use super::Limits;
 use super::available::available_bytes;
 use super::budget::Budget;
-use super::footprint::{Backend, Footprint, Holdings};
+use super::footprint::{Footprint, Holdings};
 use super::weight_bytes::num_parameters;
+use crate::device::{Backend, cuda};
 use crate::drafter::config::DrafterConfig;
 use crate::drafter::{PairFiles, pairing};
 use crate::error::{CheckpointError, OptionError, Result};
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::model::config::ModelConfig;
 use crate::model::config_file::ConfigFile;
-use crate::options::{EngineOptions, WeightFormat};
+use crate::options::{DeviceChoice, EngineOptions, WeightFormat};
 use crate::weights::Checkpoint;
 
 /// What to plan besides the engine's options.
@@ -25,14 +26,16 @@ pub struct Setting<'a> {
     /// Directory of the drafter.
     pub drafter: Option<&'a Path>,
     /// Where the engine would run.
-    pub backend: Backend,
-    /// The device's memory; `None` = what this machine has available.
+    pub device: DeviceChoice,
+    /// The device's memory; `None` = what it has available now.
     pub memory_bytes: Option<u64>,
 }
 
 /// A planned deployment.
 #[derive(Debug)]
 pub struct DeploymentPlan {
+    /// Where the engine would run.
+    pub backend: Backend,
     /// The target.
     pub config: ModelConfig,
     /// The target's parameters.
@@ -91,15 +94,17 @@ impl DeploymentPlan {
             None => None,
         };
         refuse_quantized(setting.model, &config, headers.as_ref())?;
-        let limits = Limits::resolve(options, &config, drafter.as_ref(), setting.backend)?;
-        let memory_bytes = match (setting.memory_bytes, setting.backend) {
-            (Some(bytes), _) => Some(bytes),
-            (None, Backend::Host) => available_bytes(),
-            (None, Backend::Cuda) => None,
+        let backend = Backend::of(setting.device);
+        let limits = Limits::resolve(options, &config, drafter.as_ref(), backend)?;
+        let memory_bytes = match (setting.memory_bytes, setting.device, backend) {
+            (Some(bytes), ..) => Some(bytes),
+            (None, _, Backend::Host) => available_bytes(),
+            (None, DeviceChoice::Cuda(ordinal), _) => cuda::free_bytes(ordinal).ok(),
+            (None, ..) => cuda::free_bytes(0).ok(),
         };
         let budget = Budget {
             memory_bytes: memory_bytes.ok_or(OptionError::UnknownMemory {
-                device: setting.backend.name(),
+                device: backend.name(),
             })?,
             utilization: options.gpu_memory_utilization,
         };
@@ -111,7 +116,7 @@ impl DeploymentPlan {
                 drafter_headers: drafter_headers.as_ref(),
                 limits: &limits,
                 format,
-                backend: setting.backend,
+                backend,
             });
             FormatPlan {
                 footprint,
@@ -126,6 +131,7 @@ impl DeploymentPlan {
             _ => budget.require(&w12.footprint, num_tokens).err(),
         };
         Ok(Self {
+            backend,
             num_parameters: num_parameters(&config),
             config,
             drafter,

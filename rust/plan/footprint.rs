@@ -9,9 +9,9 @@ use super::Limits;
 use super::weight_bytes::{WeightBytes, stored_bytes};
 use crate::cache::gdn_state::{GdnCache, GdnSlotBytes};
 use crate::cache::pages::{KvCache, KvShape};
+use crate::device::Backend;
 use crate::drafter::config::DrafterConfig;
 use crate::drafter::footprint::DrafterBytes;
-use crate::error::OptionError;
 use crate::kernels::gdn_wy::GdnShape;
 use crate::kernels::lm_head_screen::ScreenedHead;
 use crate::kernels::tree_attention::KV_BLOCK;
@@ -21,60 +21,11 @@ use crate::model::head::HeadPath;
 use crate::options::WeightFormat;
 use crate::weights::Checkpoint;
 
-/// Where an engine runs, as far as sizes go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Backend {
-    /// CPU: activations, keys and values are fp32.
-    Host,
-    /// CUDA: activations, keys and values are BF16; logits and recurrent states are fp32 everywhere.
-    Cuda,
-}
+/// Type of activations, keys and values, on every device.
+pub const ACTIVATION_DTYPE: &str = "float32";
 
-impl Backend {
-    /// Reads a device's name: `auto`, `cpu` or `cuda`, the last with or without an index.
-    ///
-    /// # Errors
-    /// [`OptionError::Value`] for any other name.
-    pub fn parse(name: &str) -> Result<Self, OptionError> {
-        let is_cuda = name == "cuda"
-            || name
-                .strip_prefix("cuda:")
-                .is_some_and(|index| index.parse::<u32>().is_ok());
-        match name {
-            "auto" | "cpu" => Ok(Self::Host),
-            _ if is_cuda => Ok(Self::Cuda),
-            _ => Err(OptionError::Value {
-                option: "device",
-                expected: "auto, cpu, cuda or cuda:N".to_owned(),
-                got: format!("\"{name}\""),
-            }),
-        }
-    }
-
-    /// The device's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Host => "cpu",
-            Self::Cuda => "cuda",
-        }
-    }
-
-    /// Type of activations, keys and values.
-    pub fn dtype(self) -> &'static str {
-        match self {
-            Self::Host => "float32",
-            Self::Cuda => "bfloat16",
-        }
-    }
-
-    /// Bytes of one activation, key or value element.
-    pub fn activation_bytes(self) -> usize {
-        match self {
-            Self::Host => 4,
-            Self::Cuda => 2,
-        }
-    }
-}
+/// Bytes of one of them.
+const ACTIVATION_BYTES: usize = size_of::<f32>();
 
 /// What a footprint is computed from.
 #[derive(Clone, Copy)]
@@ -123,7 +74,6 @@ impl Footprint {
             limits,
             ..
         } = *holdings;
-        let activation_bytes = holdings.backend.activation_bytes();
         let num_slots = limits.max_num_seqs;
         let num_taps = drafter.map_or(0, DrafterConfig::num_taps);
         let kv_shapes = vec![kv_shape(config); config.num_attention_layers()];
@@ -142,18 +92,18 @@ impl Footprint {
                 HeadPath::Dense => 0,
             },
             gdn_slot: gdn_shape(config).map_or_else(GdnSlotBytes::default, |shape| {
-                GdnCache::slot_bytes_of(&shape, config.num_gdn_layers(), activation_bytes)
+                GdnCache::slot_bytes_of(&shape, config.num_gdn_layers(), ACTIVATION_BYTES)
             }),
             num_slots,
-            pass: Decoder::pass_bytes_of(config, num_taps, limits.max_step_rows, activation_bytes),
+            pass: Decoder::pass_bytes_of(config, num_taps, limits.max_step_rows, ACTIVATION_BYTES),
             drafter: drafter.map_or_else(DrafterBytes::default, |drafter| {
                 let sizes = limits.drafter_sizes(config, 0);
-                drafter.bytes(&sizes, activation_bytes, |name, rows, columns| {
-                    let headers = holdings.drafter_headers;
-                    stored_bytes(headers, name, [rows, columns], holdings.backend)
+                let backend = holdings.backend;
+                drafter.bytes(&sizes, backend, ACTIVATION_BYTES, |name, rows, columns| {
+                    stored_bytes(holdings.drafter_headers, name, [rows, columns], backend)
                 })
             }),
-            kv_page: KvCache::page_bytes_of(&kv_shapes, activation_bytes) as u64,
+            kv_page: KvCache::page_bytes_of(&kv_shapes, ACTIVATION_BYTES) as u64,
         }
     }
 

@@ -4,7 +4,7 @@
 //! without them a layer takes what its padded planes, bases and counts take, exactly, and an assumed share of escapes.
 //! Embedding and LM head stay BF16 in both formats.
 
-use super::footprint::Backend;
+use crate::device::Backend;
 use crate::kernels::bf16_matmul::PackedBf16;
 use crate::kernels::w12_matmul::PackedW12;
 use crate::model::config::ModelConfig;
@@ -78,7 +78,7 @@ impl WeightBytes {
                 bytes.vectors += (shape.iter().product::<usize>() * size_of::<f32>()) as u64;
                 continue;
             };
-            let bf16 = PackedBf16::num_bytes_of(rows, columns) as u64;
+            let bf16 = PackedBf16::num_bytes_of(backend, rows, columns) as u64;
             match role {
                 TensorRole::Embed => bytes.embedding += bf16,
                 TensorRole::LmHead => bytes.lm_head += bf16,
@@ -94,16 +94,15 @@ impl WeightBytes {
                             stored_escapes(&config.weight_names.name(role, layer))
                         }
                     };
-                    let w12 = num_escapes
-                        .map(|num_escapes| w12_bytes(rows, columns, num_escapes, backend) as u64);
+                    let w12 = num_escapes.map(|escapes| {
+                        PackedW12::num_bytes_of(backend, rows, columns, escapes) as u64
+                    });
                     if let (true, None, Some(num_escapes)) =
                         (with_q_views, w12, assumed_escapes(rows, columns))
                     {
                         bytes.basis = SizeBasis::Estimate;
-                        bytes.q_views += match backend {
-                            Backend::Host => PackedW12::q_view_bytes_of(rows, columns, num_escapes),
-                            Backend::Cuda => W12Matrix::q_view_bytes_of(rows, columns, num_escapes),
-                        } as u64;
+                        let view = PackedW12::q_view_bytes_of(backend, rows, columns, num_escapes);
+                        bytes.q_views += view as u64;
                     }
                     bytes.num_w12_matrices += usize::from(w12.is_some());
                     bytes.linear += w12.unwrap_or(bf16);
@@ -159,14 +158,7 @@ pub fn stored_bytes(
     backend: Backend,
 ) -> usize {
     match headers.and_then(|headers| headers.num_stored_escapes(name)) {
-        Some(num_escapes) => w12_bytes(rows, columns, num_escapes, backend),
-        None => PackedBf16::num_bytes_of(rows, columns),
-    }
-}
-
-fn w12_bytes(rows: usize, columns: usize, num_escapes: usize, backend: Backend) -> usize {
-    match backend {
-        Backend::Host => PackedW12::num_bytes_of(rows, columns, num_escapes),
-        Backend::Cuda => W12Matrix::num_bytes_of(rows, columns, num_escapes),
+        Some(num_escapes) => PackedW12::num_bytes_of(backend, rows, columns, num_escapes),
+        None => PackedBf16::num_bytes_of(backend, rows, columns),
     }
 }

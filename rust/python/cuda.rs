@@ -1,17 +1,42 @@
-//! What Python asks of the CUDA backend without an engine: how many GPUs there are, and kernels compiled ahead.
+//! What Python asks of the CUDA backend without an engine: which GPUs there are, and kernels compiled ahead.
 
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::device::cuda::{Arch, CubinCache, KERNEL_SOURCES, num_devices};
+use crate::device::cuda::{
+    Arch, CubinCache, KERNEL_SOURCES, compiler_version, gpu_facts, num_devices,
+};
 use crate::error::Error;
 
 /// Number of GPUs. Raises `DeviceError` without a driver or with one that is too old.
 #[pyfunction]
 pub(super) fn num_cuda_devices() -> PyResult<usize> {
     Ok(num_devices().map_err(Error::from)?)
+}
+
+/// Describes every GPU: `name`, `compute_capability`, `arch` (`None` if no kernel runs there) and `total_bytes`. Raises
+/// `DeviceError` without a driver or with one that is too old.
+#[pyfunction]
+pub(super) fn cuda_gpus(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
+    (0..num_devices().map_err(Error::from)?)
+        .map(|ordinal| {
+            let facts = gpu_facts(ordinal).map_err(Error::from)?;
+            let gpu = PyDict::new(py);
+            gpu.set_item("name", facts.name)?;
+            gpu.set_item("compute_capability", facts.compute_capability)?;
+            gpu.set_item("arch", facts.arch.map(Arch::name))?;
+            gpu.set_item("total_bytes", facts.total_bytes)?;
+            Ok(gpu)
+        })
+        .collect()
+}
+
+/// Version of the kernels' compiler. Raises `DeviceError` if it is not installed.
+#[pyfunction]
+pub(super) fn cuda_compiler_version() -> PyResult<(i32, i32)> {
+    Ok(compiler_version().map_err(Error::from)?)
 }
 
 /// Compiles every kernel for every architecture of `arches` into the cache (in `cache_dir`, else the user's own) and

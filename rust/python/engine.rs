@@ -8,11 +8,13 @@ use std::sync::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::device::Device;
 use crate::drafter::config::DrafterConfig;
 use crate::engine::{self, Record};
 use crate::error::{DeviceError, InternalError, Result};
 use crate::model::ModelConfig;
 use crate::options::{EngineOptions, PromptLookup};
+use crate::plan::footprint::ACTIVATION_DTYPE;
 use crate::request::{Sampling, SamplingParams, Seed};
 use crate::weights::checkpoint::Verification;
 
@@ -64,6 +66,10 @@ impl Engine {
                 eos_token_ids: engine.eos_token_ids().to_vec(),
                 suppress_tokens: config.suppress_tokens.clone(),
                 device: engine.device().name(),
+                gpu: match engine.device() {
+                    Device::Host(_) => None,
+                    Device::Cuda(cuda) => Some(cuda.gpu_name()?),
+                },
                 num_parameters: weights.num_parameters(),
                 weight_bytes: weights.num_bytes(),
                 q_view_bytes: weights.q_view_bytes(),
@@ -267,7 +273,8 @@ struct Description {
     hidden_size: usize,
     eos_token_ids: Vec<u32>,
     suppress_tokens: Vec<u32>,
-    device: &'static str,
+    device: String,
+    gpu: Option<String>,
     num_parameters: usize,
     weight_bytes: usize,
     q_view_bytes: usize,
@@ -301,8 +308,9 @@ impl Description {
         dict.set_item("screened_head_bytes", self.copy_bytes)?;
         dict.set_item("eos_token_ids", self.eos_token_ids)?;
         dict.set_item("suppress_tokens", self.suppress_tokens)?;
-        dict.set_item("dtype", "float32")?;
+        dict.set_item("dtype", ACTIVATION_DTYPE)?;
         dict.set_item("device", self.device)?;
+        dict.set_item("gpu", self.gpu)?;
         dict.set_item(
             "isa",
             format!("{:?}", crate::kernels::simd::isa()).to_lowercase(),

@@ -24,7 +24,7 @@ mod core_module {
     #[allow(non_upper_case_globals, reason = "the Python name")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
     #[pymodule_export]
-    use super::cuda::{compile_kernels, num_cuda_devices};
+    use super::cuda::{compile_kernels, cuda_compiler_version, cuda_gpus, num_cuda_devices};
     #[pymodule_export]
     use super::engine::{Engine, check_target};
     #[pymodule_export]

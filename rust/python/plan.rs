@@ -6,8 +6,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::kernels::tree_attention::KV_BLOCK;
+use crate::options::DeviceChoice;
 use crate::plan::deployment::{DeploymentPlan, FormatPlan, Setting};
-use crate::plan::footprint::{Backend, Footprint};
+use crate::plan::footprint::{ACTIVATION_DTYPE, Footprint};
 use crate::plan::size::parse_size;
 use crate::plan::weight_bytes::{ASSUMED_ESCAPE_RATE, SizeBasis};
 
@@ -20,7 +21,7 @@ pub fn available_bytes() -> Option<u64> {
 }
 
 /// Plans what an engine would hold, from configs and headers alone; `memory` is a size such as `80GB`, `None` = what
-/// this machine has available.
+/// the device has available.
 #[pyfunction]
 #[pyo3(signature = (*, model, drafter, options, memory, device))]
 pub fn plan<'py>(
@@ -37,16 +38,16 @@ pub fn plan<'py>(
             let setting = Setting {
                 model: &model,
                 drafter: drafter.as_deref(),
-                backend: Backend::parse(device)?,
+                device: DeviceChoice::named(device)?,
                 memory_bytes: memory.map(|text| parse_size("memory", text)).transpose()?,
             };
-            Ok((DeploymentPlan::new(&options, setting)?, setting.backend))
+            DeploymentPlan::new(&options, setting)
         })
     });
-    let (plan, backend) = result?;
+    let plan = result?;
     let dict = deployment_dict(py, &plan)?;
-    dict.set_item("device", backend.name())?;
-    dict.set_item("dtype", backend.dtype())?;
+    dict.set_item("device", plan.backend.name())?;
+    dict.set_item("dtype", ACTIVATION_DTYPE)?;
     dict.set_item("head", plan.limits.head.name())?;
     Ok(dict)
 }

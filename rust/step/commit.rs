@@ -77,7 +77,8 @@ pub fn commit(
         }
         update(request, entry, tree, &path, screening);
         if path.finish.is_some() && request.record_from.is_some() {
-            request.record.gdn_state = pair.caches.gdn_state(entry.slot, request.committed_len);
+            let state = pair.caches.gdn_state(entry.slot, request.committed_len);
+            request.record.gdn_state = state?;
         }
         entries.push(CommittedEntry {
             index: entry.index,
@@ -149,7 +150,6 @@ fn record_rows(
     };
     let config = pair.target.config();
     let (vocab_size, hidden_size) = (config.vocab_size, config.hidden_size);
-    let logits = pair.target.last_logits();
     for (i, &row) in rows.iter().enumerate() {
         let row = row as usize;
         if entry.committed_len + i < from {
@@ -162,7 +162,7 @@ fn record_rows(
         record.num_rows += 1;
         record
             .logits
-            .extend_from_slice(&logits.host()[logit_row * vocab_size..][..vocab_size]);
+            .extend_from_slice(&records.logits[logit_row * vocab_size..][..vocab_size]);
         record
             .residual_l2
             .extend(records.probe.residual_l2.iter().map(|norms| norms[row]));

@@ -99,6 +99,8 @@ pub enum Choice {
 /// Values of recorded rows, until it is known which of them are committed.
 pub struct RowRecords {
     pub(super) probe: ResidualProbe,
+    /// Logits `[rows, V]` of those rows that have a place in `logit_rows`.
+    pub(super) logits: Vec<f32>,
     /// Index of each row among the rows whose logits were computed.
     pub(super) logit_rows: Vec<Option<usize>>,
 }

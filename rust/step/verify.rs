@@ -60,13 +60,25 @@ pub fn verify(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> 
         screening,
         logit_rows,
     } = wanted.choose(device, target, paths.num_rows(), num_entries)?;
+    let records = match probe {
+        None => None,
+        Some(probe) => {
+            let num_rows = logit_rows.iter().flatten().count();
+            let logits = target.last_logits();
+            Some(RowRecords {
+                probe,
+                logits: logits.read_back(num_rows * target.config().vocab_size)?,
+                logit_rows,
+            })
+        }
+    };
     Ok(Verified {
         batch,
         trees,
         rows: paths.segments().iter().map(|s| s.rows.clone()).collect(),
         choices,
         screening,
-        records: probe.map(|probe| RowRecords { probe, logit_rows }),
+        records,
     })
 }
 

@@ -19,7 +19,6 @@ use super::edit_distance::nearest;
 use super::w12::W12Matrix;
 use super::w12_file::stored::{HeaderEntry, StoredTensor, W12_DTYPE, tensors_of_shard};
 use super::w12_file::{from_metadata, matrix_of_part};
-use crate::device::Buffer;
 use crate::error::CheckpointError;
 
 mod matrices;
@@ -277,22 +276,14 @@ impl Checkpoint {
         Ok(values)
     }
 
-    /// Reads tensor `name`, one axis of `len` elements, widened to fp32. BF16 or F32.
-    ///
-    /// # Errors
-    /// [`CheckpointError`] when the tensor is missing or has another shape or dtype.
-    pub fn vector_f32(&self, name: &str, len: usize) -> Result<Buffer<f32>> {
-        self.tensor_f32(name, &[len])
-    }
-
     /// Reads tensor `name` of any rank, row-major, widened to fp32. BF16 or F32: FP16 would need a scale to be kept.
     ///
     /// # Errors
     /// [`CheckpointError`] when the tensor is missing or has another shape or dtype.
-    pub fn tensor_f32(&self, name: &str, shape: &[usize]) -> Result<Buffer<f32>> {
+    pub fn tensor_f32(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let entry = self.entry(name, shape)?;
         let bytes = self.source_bytes_of(name, entry)?;
-        let values: Vec<f32> = match &entry.tensor.dtype[..] {
+        let values = match &entry.tensor.dtype[..] {
             "BF16" | W12_DTYPE => bytes
                 .chunks_exact(2)
                 .map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32())
@@ -304,7 +295,7 @@ impl Checkpoint {
             _ => return Err(self.wrong_dtype(name, entry, "BF16 or F32")),
         };
         self.mark_used(entry);
-        Ok(Buffer::from_slice(&values))
+        Ok(values)
     }
 
     /// Counts tensor `name`, if there, as used without reading it: its values can be had elsewhere.

@@ -1,17 +1,14 @@
 //! One weight matrix in whichever format it is held, behind one call.
 //!
-//! In: a checkpoint tensor or packed weights. Out: `y = x Wᵀ` (or `y += x Wᵀ`) for any number of rows. Layers hold
+//! In: packed weights. Out: `y = x Wᵀ` (or `y += x Wᵀ`) for any number of rows. Layers hold
 //! `Linear`s and know no format; a new format is a variant here and a kernel, and nothing above changes. Formats that
 //! hold the same weights give the same bits.
 
-use super::checkpoint::{Checkpoint, Matrix};
 use crate::device::{Buffer, Device};
-use crate::error::{CheckpointError, KernelError};
+use crate::error::KernelError;
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16};
 use crate::kernels::w12_matmul::{PackedW12, W12Matmul, W12MatmulArgs, WeightView};
-use crate::options::WeightFormat;
-use crate::weights::w12::{Encoding, encode};
 
 /// A weight matrix `[out_features, in_features]`.
 #[derive(Clone, Debug)]
@@ -34,53 +31,6 @@ pub enum Linear {
 }
 
 impl Linear {
-    /// Reads tensor `name` of `checkpoint` and holds it in `format`, if the matrix allows.
-    ///
-    /// # Errors
-    /// [`CheckpointError`] when the tensor is missing, damaged, or has another shape or dtype.
-    pub fn load(
-        checkpoint: &Checkpoint,
-        name: &str,
-        out_features: usize,
-        in_features: usize,
-        format: WeightFormat,
-    ) -> Result<Self, CheckpointError> {
-        let matrix = checkpoint.matrix(name, [out_features, in_features], format)?;
-        Ok(match matrix {
-            Matrix::Bf16(weights) => {
-                Self::Bf16(PackedBf16::pack(&weights, out_features, in_features))
-            }
-            Matrix::W12(weights) => Self::W12(weights.pack()),
-        })
-    }
-
-    /// Likewise, with a Q view for Q passes, which W12 has anyway; a matrix that W12 does not pay for has none.
-    ///
-    /// # Errors
-    /// As for [`Self::load`].
-    pub fn load_with_q_view(
-        checkpoint: &Checkpoint,
-        name: &str,
-        out_features: usize,
-        in_features: usize,
-        format: WeightFormat,
-    ) -> Result<Self, CheckpointError> {
-        let matrix = checkpoint.matrix(name, [out_features, in_features], format)?;
-        Ok(match matrix {
-            Matrix::W12(weights) => Self::W12(weights.pack()),
-            Matrix::Bf16(weights) => {
-                let exact = PackedBf16::pack(&weights, out_features, in_features);
-                match encode(&weights, out_features, in_features) {
-                    Encoding::W12(encoded) => Self::Bf16WithQView {
-                        exact,
-                        q_view: encoded.pack().into_q_view(),
-                    },
-                    Encoding::KeepBf16(_) => Self::Bf16(exact),
-                }
-            }
-        })
-    }
-
     /// Multiplies the first `num_rows` rows of `x` `[_, in_features]` into `y` `[_, out_features]`.
     ///
     /// # Errors

@@ -4,6 +4,7 @@ pub mod checkpoint;
 mod edit_distance;
 pub mod inspect;
 pub mod linear;
+pub mod loader;
 pub mod w12;
 pub mod w12_file;
 
@@ -12,3 +13,4 @@ pub(crate) mod raw_safetensors;
 
 pub use checkpoint::Checkpoint;
 pub use linear::Linear;
+pub use loader::WeightLoader;

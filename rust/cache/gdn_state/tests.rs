@@ -83,7 +83,7 @@ impl Model {
     }
 
     fn cache(&self, num_slots: usize) -> GdnCache {
-        GdnCache::new(&self.device, self.shape.clone(), NUM_LAYERS, num_slots)
+        GdnCache::new(&self.device, self.shape.clone(), NUM_LAYERS, num_slots).unwrap()
     }
 
     /// Runs a pass over the given segments `(slot, parents, inputs)`; layers differ in their gate `b`. Returns what
@@ -118,8 +118,11 @@ impl Model {
         for layer in 0..NUM_LAYERS {
             let mut b = column(&|i| &i.b);
             b.host_mut().iter_mut().for_each(|b| *b += layer as f32);
-            let mut tail = GdnTail::new(&self.device, shape, inputs.len());
-            let mut y: Buffer<f32> = self.device.alloc(inputs.len() * shape.values_len());
+            let mut tail = GdnTail::new(&self.device, shape, inputs.len()).unwrap();
+            let mut y: Buffer<f32> = self
+                .device
+                .try_alloc(inputs.len() * shape.values_len())
+                .unwrap();
             let args = GdnWyArgs {
                 shape,
                 weights: GdnWeights {
@@ -183,7 +186,7 @@ impl Model {
             outputs.extend(rows.iter().map(|&row| pass.outputs[row].clone()));
         }
         let states = (0..NUM_LAYERS)
-            .map(|layer| cache.final_state(layer, 0, num_tokens))
+            .map(|layer| cache.final_state(layer, 0, num_tokens).unwrap())
             .collect();
         Run { outputs, states }
     }
@@ -370,7 +373,7 @@ fn batch_mates_and_slots_change_nothing() {
         }
         assert_eq!(cache.slots[0].committed_len, mate_tokens);
         let states = (0..NUM_LAYERS)
-            .map(|layer| cache.final_state(layer, 2, 200))
+            .map(|layer| cache.final_state(layer, 2, 200).unwrap())
             .collect();
         Run { outputs, states }.assert_same(&reference, &format!("beside a mate, use {reuse}"));
     }
@@ -405,7 +408,11 @@ fn siblings_do_not_reach_each_other() {
             let pass = model.pass(&mut cache, &[(0, &tree.parents, &inputs)]);
             model.commit(&mut cache, 0, &pass, &tree.chain);
             let states = (0..NUM_LAYERS)
-                .map(|layer| cache.final_state(layer, 0, committed + tree.chain.len()))
+                .map(|layer| {
+                    cache
+                        .final_state(layer, 0, committed + tree.chain.len())
+                        .unwrap()
+                })
                 .collect();
             let outputs = tree
                 .chain
@@ -457,8 +464,11 @@ fn paths_beyond_a_pass_and_foreign_rows_are_refused() {
             got: 65
         })
     ));
-    let tail = GdnTail::new(&model.device, &model.shape, 2);
-    let qkv: Buffer<f32> = model.device.alloc(2 * model.shape.conv_channels());
+    let tail = GdnTail::new(&model.device, &model.shape, 2).unwrap();
+    let qkv: Buffer<f32> = model
+        .device
+        .try_alloc(2 * model.shape.conv_channels())
+        .unwrap();
     let mut rows = PlacedRows::default();
     rows.push(0, 0, &[], [2]).unwrap();
     let tails = [(&qkv, &tail); NUM_LAYERS];

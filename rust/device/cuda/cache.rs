@@ -1,13 +1,15 @@
 //! Compiled kernels on disk.
 //!
 //! A file's name holds a key of everything its content follows from: source, headers, options, architecture, compiler.
-//! Files are written beside and renamed, and begin with a checksum, so that a torn or altered one is rebuilt. A folder
-//! that cannot be written costs a compilation each time and nothing else.
+//! Files are written beside and renamed, and begin with a checksum, so that a torn or altered one is rebuilt. What a
+//! folder does not take is kept by the process: that costs a compilation in each, and nothing else.
 
+use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use sha2::{Digest, Sha256};
 
@@ -55,7 +57,11 @@ impl CubinCache {
         arch: Arch,
     ) -> Result<Compiled, DeviceError> {
         let file = self.file(source, arch)?;
-        match file.as_deref().and_then(read_checked) {
+        let kept = file.as_deref().and_then(|file| {
+            let unwritten = unwritten().lock().unwrap_or_else(PoisonError::into_inner);
+            unwritten.get(file).cloned()
+        });
+        match kept.or_else(|| file.as_deref().and_then(read_checked)) {
             Some(cubin) => Ok(Compiled {
                 cubin,
                 log: String::new(),
@@ -72,8 +78,11 @@ impl CubinCache {
     pub fn recompile(&self, source: &KernelSource, arch: Arch) -> Result<Compiled, DeviceError> {
         let compiled = compiler::compile(source, arch)?;
         if let Some(file) = self.file(source, arch)? {
-            // The code is at hand; without the file the next start compiles again.
-            let _ = write_checked(&file, &compiled.cubin);
+            let mut unwritten = unwritten().lock().unwrap_or_else(PoisonError::into_inner);
+            match write_checked(&file, &compiled.cubin) {
+                Ok(()) => unwritten.remove(&file),
+                Err(_) => unwritten.insert(file, compiled.cubin.clone()),
+            };
         }
         Ok(compiled)
     }
@@ -107,6 +116,12 @@ impl CubinCache {
         let name = format!("{}-{}-{key}.cubin", source.stem, arch.name());
         Ok(Some(folder.join(name)))
     }
+}
+
+/// Code by the file that could not be written.
+fn unwritten() -> &'static Mutex<HashMap<PathBuf, Vec<u8>>> {
+    static UNWRITTEN: OnceLock<Mutex<HashMap<PathBuf, Vec<u8>>>> = OnceLock::new();
+    UNWRITTEN.get_or_init(Mutex::default)
 }
 
 /// The cubin in `file`, or nothing if it is missing, cannot be read or fails its checksum.

@@ -11,7 +11,7 @@ use super::{CudaDevice, driver};
 use crate::error::DeviceError;
 
 /// How many threads run, and in what groups.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
     /// Blocks.
     pub num_blocks: u32,
@@ -63,34 +63,38 @@ impl<'a> Launch<'a> {
         }
     }
 
-    fn attributes(&self) -> Vec<CUlaunchAttribute> {
+    /// The attributes, and how many of them count.
+    fn attributes(&self) -> ([CUlaunchAttribute; 2], u32) {
         let attribute = |id| CUlaunchAttribute {
             id,
             pad: [0; 4],
             value: sys::CUlaunchAttributeValue { pad: [0; 64] },
         };
-        let mut attributes = Vec::with_capacity(2);
+        let ignored = AttributeId::CU_LAUNCH_ATTRIBUTE_IGNORE;
+        let mut attributes = [attribute(ignored), attribute(ignored)];
+        let mut num_attributes = 0;
         if self.shape.cluster_blocks > 1 {
-            let mut cluster = attribute(AttributeId::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
-            cluster.value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
+            attributes[0] = attribute(AttributeId::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+            attributes[0].value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
                 x: self.shape.cluster_blocks,
                 y: 1,
                 z: 1,
             };
-            attributes.push(cluster);
+            num_attributes = 1;
         }
         if self.overlaps {
-            let mut overlap =
+            let overlap = &mut attributes[num_attributes as usize];
+            *overlap =
                 attribute(AttributeId::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
             overlap.value.programmaticStreamSerializationAllowed = 1;
-            attributes.push(overlap);
+            num_attributes += 1;
         }
-        attributes
+        (attributes, num_attributes)
     }
 
     fn config(
         &self,
-        attributes: &mut [CUlaunchAttribute],
+        (attributes, num_attributes): &mut ([CUlaunchAttribute; 2], u32),
         stream: sys::CUstream,
     ) -> CUlaunchConfig {
         CUlaunchConfig {
@@ -103,7 +107,7 @@ impl<'a> Launch<'a> {
             sharedMemBytes: self.shape.shared_bytes,
             hStream: stream,
             attrs: attributes.as_mut_ptr(),
-            numAttrs: attributes.len() as u32,
+            numAttrs: *num_attributes,
         }
     }
 
@@ -112,6 +116,12 @@ impl<'a> Launch<'a> {
     /// # Errors
     /// [`DeviceError::Driver`].
     pub fn max_clusters(&self, device: &CudaDevice) -> Result<usize, DeviceError> {
+        device
+            .kernels
+            .max_clusters(self.function, self.shape, || self.count_clusters(device))
+    }
+
+    fn count_clusters(&self, device: &CudaDevice) -> Result<usize, DeviceError> {
         let mut attributes = self.attributes();
         let config = self.config(&mut attributes, device.stream().cu_stream());
         let mut num_clusters = 0;

@@ -5,28 +5,28 @@
 //! stream in order; buffers carry no events, so whoever adds a stream orders it himself.
 
 mod cache;
+mod capture;
 mod compiler;
 mod launch;
+mod loaded;
 mod probe;
 mod source;
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::sys::{CUdevice_attribute as Attribute, CUfunction_attribute_enum};
-use cudarc::driver::{
-    CudaContext, CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, DriverError,
-};
-use cudarc::nvrtc::Ptx;
+use cudarc::driver::sys::CUdevice_attribute as Attribute;
+use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream, DevicePtr, DriverError};
 
 use super::buffer::as_bytes_mut;
 use super::{Element, HostDevice};
 use crate::error::DeviceError;
 pub use cache::CubinCache;
+pub use capture::CapturedLaunches;
 pub use compiler::{Arch, Compiled, compile, compiler_version};
 pub use launch::{Launch, Shape};
-pub use probe::{MIN_DRIVER_VERSION, num_devices};
+use loaded::LoadedKernels;
+pub use probe::{GpuFacts, MIN_DRIVER_VERSION, free_bytes, gpu_facts, is_usable, num_devices};
 pub use source::{KERNEL_SOURCES, KernelSource};
 
 /// Counter and generation of a barrier, on a line of its own.
@@ -34,13 +34,13 @@ const GRID_BARRIER_BYTES: usize = 256;
 
 /// One GPU, its stream and the kernels compiled for it.
 pub struct CudaDevice {
+    ordinal: usize,
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
     /// Threads for loading and packing.
     host: HostDevice,
     arch: Arch,
-    cache: CubinCache,
-    modules: Mutex<HashMap<&'static str, Arc<CudaModule>>>,
+    kernels: LoadedKernels,
     limits: Limits,
     bytes_allocated: AtomicU64,
     /// The last is in use; those before are kept for graphs that were captured with them.
@@ -61,18 +61,12 @@ pub struct Limits {
 }
 
 impl CudaDevice {
-    /// Opens GPU `ordinal`.
+    /// Opens GPU `ordinal`; `host` loads and packs for it.
     ///
     /// # Errors
     /// [`DeviceError`] when there is no driver, it is too old, there is no such GPU, or no kernel runs on it.
-    pub fn new(ordinal: usize) -> Result<Self, DeviceError> {
-        let num_devices = probe::num_devices()?;
-        if ordinal >= num_devices {
-            return Err(DeviceError::NoSuchGpu {
-                ordinal,
-                num_devices,
-            });
-        }
+    pub fn new(ordinal: usize, host: HostDevice) -> Result<Self, DeviceError> {
+        probe::check_ordinal(ordinal)?;
         let context = CudaContext::new(ordinal).map_err(driver("opening the GPU"))?;
         // SAFETY: all work of this device goes to its one stream, in order; no event is needed to order it.
         unsafe { context.disable_event_tracking() };
@@ -94,10 +88,10 @@ impl CudaDevice {
             has_clusters: major >= 9,
         };
         Ok(Self {
-            host: HostDevice::new(None)?,
+            ordinal,
+            host,
             arch: Arch::of_gpu(major, minor)?,
-            cache: CubinCache::in_user_folder(),
-            modules: Mutex::default(),
+            kernels: LoadedKernels::new(CubinCache::in_user_folder()),
             limits,
             bytes_allocated: AtomicU64::new(0),
             scratch: Mutex::default(),
@@ -107,6 +101,11 @@ impl CudaDevice {
             context,
             stream,
         })
+    }
+
+    /// The GPU's index.
+    pub fn ordinal(&self) -> usize {
+        self.ordinal
     }
 
     /// The GPU's own name.
@@ -144,6 +143,18 @@ impl CudaDevice {
         self.bytes_allocated.load(Ordering::Relaxed)
     }
 
+    /// Bytes of the GPU's memory that are free, and all of them.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub fn memory_bytes(&self) -> Result<(u64, u64), DeviceError> {
+        let (free, total) = self
+            .context
+            .mem_get_info()
+            .map_err(driver("reading the GPU's free memory"))?;
+        Ok((free as u64, total as u64))
+    }
+
     /// Waits for all work.
     ///
     /// # Errors
@@ -162,11 +173,11 @@ impl CudaDevice {
         // The driver refuses empty allocations.
         let num_bytes = (len * size_of::<T>()).max(1);
         let slice = self.stream.alloc_zeros::<u8>(num_bytes).map_err(|_| {
-            let (free, total) = self.context.mem_get_info().unwrap_or((0, 0));
+            let (free_bytes, total_bytes) = self.memory_bytes().unwrap_or((0, 0));
             DeviceError::OutOfMemory {
                 num_bytes: num_bytes as u64,
-                free_bytes: free as u64,
-                total_bytes: total as u64,
+                free_bytes,
+                total_bytes,
             }
         })?;
         self.bytes_allocated
@@ -227,10 +238,7 @@ impl CudaDevice {
         function: &CudaFunction,
         num_bytes: usize,
     ) -> Result<(), DeviceError> {
-        let attribute = CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        function
-            .set_attribute(attribute, i32::try_from(num_bytes).unwrap_or(i32::MAX))
-            .map_err(driver("raising a kernel's shared memory"))
+        self.kernels.allow_shared_bytes(function, num_bytes)
     }
 
     /// Kernel `name` of `source`, compiled now if it was never before.
@@ -242,33 +250,8 @@ impl CudaDevice {
         source: &'static KernelSource,
         name: &str,
     ) -> Result<CudaFunction, DeviceError> {
-        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
-        let module = match modules.get(source.stem) {
-            Some(module) => module.clone(),
-            None => {
-                let module = self.load_module(source)?;
-                modules.insert(source.stem, module.clone());
-                module
-            }
-        };
-        drop(modules);
-        module
-            .load_function(name)
-            .map_err(driver("looking a kernel up"))
-    }
-
-    fn load_module(&self, source: &KernelSource) -> Result<Arc<CudaModule>, DeviceError> {
-        let load = |cubin: Vec<u8>| self.context.load_module(Ptx::from_binary(cubin));
-        let compiled = self.cache.get_or_compile(source, self.arch)?;
-        match load(compiled.cubin) {
-            Ok(module) => Ok(module),
-            // A file that passed its checksum but not the driver: made elsewhere, by another compiler. Once more, fresh.
-            Err(_) if compiled.was_cached => {
-                let fresh = self.cache.recompile(source, self.arch)?;
-                load(fresh.cubin).map_err(driver("loading a module"))
-            }
-            Err(error) => Err(driver("loading a module")(error)),
-        }
+        self.kernels
+            .function(&self.context, self.arch, source, name)
     }
 }
 

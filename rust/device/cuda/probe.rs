@@ -1,7 +1,9 @@
-//! Whether there is a driver to talk to, asked before anything talks to it.
+//! Whether there is a driver to talk to, asked before anything talks to it, and what GPUs it has.
 
+use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use cudarc::driver::{CudaContext, result, sys};
 
+use super::{Arch, driver};
 use crate::error::DeviceError;
 
 /// Oldest driver interface that kernels are compiled for, as CUDA counts: 13.0.
@@ -35,6 +37,73 @@ pub fn num_devices() -> Result<usize, DeviceError> {
     }
     let count = CudaContext::device_count().map_err(refused)?;
     Ok(usize::try_from(count).unwrap_or(0))
+}
+
+/// A GPU as its driver describes it.
+#[derive(Clone, Debug)]
+pub struct GpuFacts {
+    /// Its own name.
+    pub name: String,
+    /// Compute capability, major and minor.
+    pub compute_capability: (i32, i32),
+    /// What kernels are compiled for; `None` if none runs there.
+    pub arch: Option<Arch>,
+    /// Bytes of memory.
+    pub total_bytes: u64,
+}
+
+/// Describes GPU `ordinal`, without opening it.
+///
+/// # Errors
+/// As for [`num_devices`]; [`DeviceError::NoSuchGpu`], [`DeviceError::Driver`].
+pub fn gpu_facts(ordinal: usize) -> Result<GpuFacts, DeviceError> {
+    check_ordinal(ordinal)?;
+    let index = i32::try_from(ordinal).unwrap_or(i32::MAX);
+    let device = result::device::get(index).map_err(driver("finding the GPU"))?;
+    let attribute = |attribute| {
+        // SAFETY: `device` is a handle that the driver just gave.
+        unsafe { result::device::get_attribute(device, attribute) }
+            .map_err(driver("reading the compute capability"))
+    };
+    let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    // SAFETY: as above.
+    let total = unsafe { result::device::total_mem(device) };
+    Ok(GpuFacts {
+        name: result::device::get_name(device).map_err(driver("reading the GPU's name"))?,
+        compute_capability: (major, minor),
+        arch: Arch::of_gpu(major, minor).ok(),
+        total_bytes: total.map_err(driver("reading the GPU's memory"))? as u64,
+    })
+}
+
+/// Whether there is a GPU `ordinal`, and kernels run on it.
+pub fn is_usable(ordinal: usize) -> bool {
+    gpu_facts(ordinal).is_ok_and(|facts| facts.arch.is_some())
+}
+
+/// Bytes of the memory of GPU `ordinal` that are free.
+///
+/// # Errors
+/// As for [`gpu_facts`].
+pub fn free_bytes(ordinal: usize) -> Result<u64, DeviceError> {
+    check_ordinal(ordinal)?;
+    let (free, _) = CudaContext::new(ordinal)
+        .and_then(|context| context.mem_get_info())
+        .map_err(driver("reading the GPU's free memory"))?;
+    Ok(free as u64)
+}
+
+/// Refuses a GPU that is not there.
+pub(super) fn check_ordinal(ordinal: usize) -> Result<(), DeviceError> {
+    let num_devices = num_devices()?;
+    match ordinal < num_devices {
+        true => Ok(()),
+        false => Err(DeviceError::NoSuchGpu {
+            ordinal,
+            num_devices,
+        }),
+    }
 }
 
 #[cfg(test)]

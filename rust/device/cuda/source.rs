@@ -32,6 +32,9 @@ pub const KERNEL_SOURCES: &[KernelSource] = sources! {
     "append_kv", true;
     "append_ring", true;
     "bf16_matmul", true;
+    "block_conv", true;
+    "draft_block", true;
+    "draft_select", true;
     "embed_rows", true;
     "gate", true;
     "gather_taps", true;
@@ -52,9 +55,11 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "gdn_block.cuh",
     "gdn_keys.cuh",
     "gdn_values.cuh",
+    "logit_keys.cuh",
     "matrix_loads.cuh",
     "mma.cuh",
     "octet_sums.cuh",
+    "packed_rows.cuh",
     "placed_rows.cuh",
     "row_paths.cuh",
     "skinny_matmul.cuh",

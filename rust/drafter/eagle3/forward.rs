@@ -48,16 +48,19 @@ struct Lists {
 
 impl<B> Entry<B> {
     /// What `rows` makes of each buffer's values per row.
-    pub(super) fn with(config: &Eagle3Config, mut rows: impl FnMut(usize) -> B) -> Self {
+    pub(super) fn with<E>(
+        config: &Eagle3Config,
+        mut rows: impl FnMut(usize) -> Result<B, E>,
+    ) -> Result<Self, E> {
         let hidden = config.hidden_size;
-        Self {
-            embedded: rows(hidden),
-            normed: [rows(hidden), rows(hidden)],
-            joined: rows(2 * hidden),
-            k: rows(config.kv_dim()),
-            v: rows(config.kv_dim()),
+        Ok(Self {
+            embedded: rows(hidden)?,
+            normed: [rows(hidden)?, rows(hidden)?],
+            joined: rows(2 * hidden)?,
+            k: rows(config.kv_dim())?,
+            v: rows(config.kv_dim())?,
             lists: Lists::default(),
-        }
+        })
     }
 }
 
@@ -79,20 +82,23 @@ pub(super) struct Pass<B = Buffer<f32>> {
 
 impl<B> Pass<B> {
     /// What `rows` makes of each buffer's values per row.
-    pub(super) fn with(config: &Eagle3Config, mut rows: impl FnMut(usize) -> B) -> Self {
+    pub(super) fn with<E>(
+        config: &Eagle3Config,
+        mut rows: impl FnMut(usize) -> Result<B, E>,
+    ) -> Result<Self, E> {
         let hidden = config.hidden_size;
-        Self {
-            features: rows(hidden),
-            entry: Entry::with(config, &mut rows),
-            q: rows(config.q_dim()),
-            attended: rows(config.q_dim()),
-            residual: rows(hidden),
-            normed: rows(hidden),
-            gate: rows(config.intermediate_size),
-            up: rows(config.intermediate_size),
-            hidden: rows(hidden),
+        Ok(Self {
+            features: rows(hidden)?,
+            entry: Entry::with(config, &mut rows)?,
+            q: rows(config.q_dim())?,
+            attended: rows(config.q_dim())?,
+            residual: rows(hidden)?,
+            normed: rows(hidden)?,
+            gate: rows(config.intermediate_size)?,
+            up: rows(config.intermediate_size)?,
+            hidden: rows(hidden)?,
             parent_rows: Staged::default(),
-        }
+        })
     }
 }
 
@@ -103,11 +109,11 @@ pub(super) struct Tail {
 }
 
 impl Tail {
-    pub(super) fn new(device: &Device, len: usize) -> Self {
-        Self {
-            k: device.alloc(len),
-            v: device.alloc(len),
-        }
+    pub(super) fn new(device: &Device, len: usize) -> Result<Self> {
+        Ok(Self {
+            k: device.try_alloc(len)?,
+            v: device.try_alloc(len)?,
+        })
     }
 }
 

@@ -2,16 +2,14 @@
 
 use std::path::Path;
 
-use crate::device::Buffer;
+use crate::device::{Buffer, Device};
 use crate::drafter::config::Eagle3Config;
 use crate::drafter::draft_head::OwnHead;
-use crate::error::CheckpointError;
+use crate::error::Result;
 use crate::kernels::bf16_matmul::PackedBf16;
 use crate::options::WeightFormat;
 use crate::weights::checkpoint::Verification;
-use crate::weights::{Checkpoint, Linear};
-
-type Result<T, E = CheckpointError> = std::result::Result<T, E>;
+use crate::weights::{Checkpoint, Linear, WeightLoader};
 
 /// All weights of a drafter.
 pub(in crate::drafter) struct Eagle3Weights {
@@ -39,34 +37,32 @@ pub(in crate::drafter) struct Eagle3Weights {
 }
 
 impl Eagle3Weights {
-    /// Reads the weights of `config` from `dir` for a target of `vocab_size`.
+    /// Reads the weights of `config` from `dir` to `device`, for a target of `vocab_size`.
     ///
     /// # Errors
-    /// [`CheckpointError`] when a tensor is missing, extra, or of another shape, dtype or range.
-    pub(super) fn load(dir: &Path, config: &Eagle3Config, vocab_size: usize) -> Result<Self> {
+    /// [`CheckpointError`](crate::error::CheckpointError) when a tensor is missing, extra, or of another shape, dtype or
+    /// range; [`DeviceError`](crate::error::DeviceError) when the device has no room.
+    pub(super) fn load(
+        device: &Device,
+        dir: &Path,
+        config: &Eagle3Config,
+        vocab_size: usize,
+    ) -> Result<Self> {
         let checkpoint = Checkpoint::open(dir)?;
+        let tensors = WeightLoader {
+            checkpoint: &checkpoint,
+            device,
+        };
         let (hidden, inter) = (config.hidden_size, config.intermediate_size);
         let (q_dim, kv_dim) = (config.q_dim(), config.kv_dim());
         let prefix = config.layer_prefix();
         let linear = |part: &str, out_features, in_features| {
             let name = format!("{prefix}.{part}.weight");
-            Linear::load(
-                &checkpoint,
-                &name,
-                out_features,
-                in_features,
-                WeightFormat::Auto,
-            )
+            tensors.linear(&name, [out_features, in_features], WeightFormat::Auto)
         };
-        let norm = |part: &str| checkpoint.vector_f32(&format!("{prefix}.{part}.weight"), hidden);
+        let norm = |part: &str| tensors.tensor_f32(&format!("{prefix}.{part}.weight"), &[hidden]);
         let mut weights = Self {
-            fc: Linear::load(
-                &checkpoint,
-                "fc.weight",
-                hidden,
-                config.taps_dim(),
-                WeightFormat::Auto,
-            )?,
+            fc: tensors.linear("fc.weight", [hidden, config.taps_dim()], WeightFormat::Auto)?,
             input_norm: norm("input_layernorm")?,
             hidden_norm: norm("hidden_norm")?,
             q_proj: linear("self_attn.q_proj", q_dim, 2 * hidden)?,
@@ -77,15 +73,15 @@ impl Eagle3Weights {
             gate_proj: linear("mlp.gate_proj", inter, hidden)?,
             up_proj: linear("mlp.up_proj", inter, hidden)?,
             down_proj: linear("mlp.down_proj", hidden, inter)?,
-            final_norm: checkpoint.vector_f32("norm.weight", hidden)?,
+            final_norm: tensors.tensor_f32("norm.weight", &[hidden])?,
             head: OwnHead::load(
-                &checkpoint,
+                tensors,
                 [config.draft_vocab_size, hidden],
                 config.has_offsets.then_some(vocab_size),
             )?,
             embed: config
                 .has_embedding
-                .then(|| checkpoint.matrix_bf16("embed_tokens.weight", [vocab_size, hidden]))
+                .then(|| tensors.matrix_bf16("embed_tokens.weight", [vocab_size, hidden]))
                 .transpose()?,
             verification: Verification::default(),
         };

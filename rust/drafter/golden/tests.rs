@@ -78,10 +78,13 @@ fn cases(method: &str) -> Vec<Case> {
 fn taps(layers: &[usize], token_ids: &[u32]) -> Vec<Buffer<f32>> {
     let Target { config, device, .. } = target();
     let checkpoint = Checkpoint::open(&demo_target()).unwrap();
-    let weights = DecoderWeights::load(&checkpoint, config, WeightFormat::Auto, false).unwrap();
-    let mut decoder = Decoder::new(config.clone(), weights, layers, HeadPath::Dense, 64, device);
+    let format = WeightFormat::Auto;
+    let weights = DecoderWeights::load(device, &checkpoint, config, format, false).unwrap();
+    let head = HeadPath::Dense;
+    let mut decoder = Decoder::new(config.clone(), weights, layers, head, 64, device).unwrap();
     let shape = gdn_shape(config);
-    let mut caches = SequenceCaches::new(device, &layer_caches(config), shape, 1, NUM_PAGES);
+    let cached = layer_caches(config);
+    let mut caches = SequenceCaches::new(device, &cached, shape, 1, NUM_PAGES).unwrap();
     let slot = caches.admit(token_ids.len()).unwrap();
     let mut taps = vec![Vec::new(); layers.len()];
     for (chunk_index, chunk) in token_ids.chunks(32).enumerate() {

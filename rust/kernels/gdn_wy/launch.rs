@@ -135,12 +135,7 @@ impl Split {
             })
             .max()
             .unwrap_or(1);
-        let rows = args
-            .paths
-            .segments()
-            .iter()
-            .map(|segment| segment.rows.len());
-        let max_rows = rows.max().unwrap_or(0);
+        let max_rows = args.paths.longest_segment();
         Ok(Self {
             lanes,
             num_slices,

@@ -99,6 +99,23 @@ impl Config {
     }
 }
 
+/// Rows that one launch takes.
+fn launch_rows(row_bytes: usize, num_rows: usize) -> usize {
+    (MAX_SCRATCH_BYTES / row_bytes).clamp(1, num_rows)
+}
+
+/// Bytes of scratch that `num_rows` rows take at most, behind up to `num_positions` committed ones.
+pub fn scratch_bytes(
+    num_rows: usize,
+    num_positions: usize,
+    q_heads: usize,
+    head_dim: usize,
+) -> usize {
+    let num_splits = num_positions.div_ceil(KV_SPLIT);
+    let row_bytes = (GATHERED_BLOCKS + num_splits) * q_heads * (head_dim + 2) * size_of::<f32>();
+    launch_rows(row_bytes, num_rows) * row_bytes
+}
+
 /// Runs the kernel; `args` passed `check`.
 ///
 /// # Errors
@@ -112,8 +129,7 @@ pub(super) fn run(device: &CudaDevice, args: &TreeAttentionArgs<'_>) -> Result<(
         return Ok(());
     }
     let group = q_heads / kv_heads;
-    let longest_segment = paths.segments().iter().map(|segment| segment.rows.len());
-    let num_queries = longest_segment.max().unwrap_or(1) * group;
+    let num_queries = paths.longest_segment() * group;
     let config = Config::choose(head_dim, num_queries, device.limits().block_shared_bytes)?;
     check_size(
         name,
@@ -122,18 +138,12 @@ pub(super) fn run(device: &CudaDevice, args: &TreeAttentionArgs<'_>) -> Result<(
         q_heads.min(config.num_queries() * kv_heads),
     )?;
     let tile_rows = (config.num_queries().min(num_queries) / group).max(1);
-    let shared_blocks = |committed_len: usize| committed_len / KV_BLOCK * KV_BLOCK;
-    let num_splits = paths
-        .segments()
-        .iter()
-        .map(|segment| shared_blocks(segment.committed_len).div_ceil(KV_SPLIT))
-        .max()
-        .unwrap_or(0);
+    let num_splits = paths.num_splits();
 
     let launcher = Launcher::of::<TreeAttention>(device);
     let row_partials = (GATHERED_BLOCKS + num_splits) * q_heads;
     let row_bytes = row_partials * (head_dim + 2) * size_of::<f32>();
-    let launch_rows = (MAX_SCRATCH_BYTES / row_bytes).clamp(1, paths.num_rows());
+    let launch_rows = launch_rows(row_bytes, paths.num_rows());
     let partials = launcher.scratch(launch_rows * row_bytes)?;
     let softmaxes = partials + (launch_rows * row_partials * head_dim * size_of::<f32>()) as u64;
     let mut params = TreeAttentionParams {

@@ -58,7 +58,7 @@ impl Model {
             num_kv_heads: self.kv_heads,
             head_dim: self.head_dim,
         };
-        let mut cache = KvCache::new(&self.device, &[shape], 16);
+        let mut cache = KvCache::new(&self.device, &[shape], 16).unwrap();
         // Pages out of order, with stale numbers where nothing is committed yet.
         let mut table = cache.allocate(12).unwrap();
         table.reverse();
@@ -221,10 +221,10 @@ fn results_are_close_to_a_naive_softmax() {
 #[test]
 fn pages_that_are_missing_or_foreign_are_refused() {
     let model = Model::new(23, 16, None);
-    let rows: Buffer<f32> = model.device.alloc(6 * 16);
-    let pages: Buffer<f32> = model.device.alloc(4 * 2 * KV_BLOCK * 16);
+    let rows: Buffer<f32> = model.device.try_alloc(6 * 16).unwrap();
+    let pages: Buffer<f32> = model.device.try_alloc(4 * 2 * KV_BLOCK * 16).unwrap();
     let check = |table: &[u32], window| {
-        let mut out: Buffer<f32> = model.device.alloc(6 * 16);
+        let mut out: Buffer<f32> = model.device.try_alloc(6 * 16).unwrap();
         let mut paths = RowPaths::default();
         paths.push_segment(0, 65, table, &[None]).unwrap();
         TreeAttention::run(

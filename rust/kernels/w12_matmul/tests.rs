@@ -276,10 +276,10 @@ fn short_buffers_are_refused() {
         W12Matmul::run(
             &device,
             W12MatmulArgs {
-                x: &device.alloc(x_len),
+                x: &device.try_alloc(x_len).unwrap(),
                 num_rows: 2,
                 weight: &problem.matrix.pack(),
-                y: &mut device.alloc(y_len),
+                y: &mut device.try_alloc(y_len).unwrap(),
                 epilogue: Epilogue::Store,
                 view: WeightView::Exact,
             },

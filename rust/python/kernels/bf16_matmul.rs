@@ -5,7 +5,7 @@ use numpy::{IntoPyArray, PyArray2, PyReadonlyArray2};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use super::{buffer_on, device_named, packed, refused};
+use super::{buffer_on, device_named, packed_on, refused};
 use crate::error::Error;
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue};
@@ -22,7 +22,7 @@ pub(super) fn bf16_matmul<'py>(
 ) -> PyResult<Bound<'py, PyArray2<f32>>> {
     let (num_rows, x_features) = x.as_array().dim();
     let device = device_named(device)?;
-    let weight = packed(&weight)?.to_device(&device).map_err(Error::from)?;
+    let weight = packed_on(&device, &weight)?;
     if x_features != weight.in_features() {
         return Err(PyValueError::new_err(format!(
             "bf16_matmul: `x` must have {} columns, got {x_features}",

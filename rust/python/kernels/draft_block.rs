@@ -3,12 +3,13 @@
 use numpy::{IntoPyArray, PyArray4, PyReadonlyArray1, PyReadonlyArray4};
 use pyo3::prelude::*;
 
-use super::{array, buffer, nan_buffer, run};
-use crate::kernels::draft_block::{BlockContext, DraftBlock, DraftBlockArgs};
+use super::{array, array_on, device_named, nan_buffer_on, run_on};
+use crate::error::Error;
+use crate::kernels::draft_block::{BlockContext, BlockContexts, DraftBlock, DraftBlockArgs};
 
 /// Attention of `q` `[block_size, blocks, q_heads, head_dim]` over each block's pages and its own rows.
 #[pyfunction]
-#[pyo3(signature = (q, k_block, v_block, k_pages, v_pages, page_tables, context_lens, scale, causal, window=None))]
+#[pyo3(signature = (q, k_block, v_block, k_pages, v_pages, page_tables, context_lens, scale, causal, window=None, device="cpu"))]
 #[allow(clippy::too_many_arguments, reason = "a kernel's arguments")]
 pub(super) fn draft_block<'py>(
     py: Python<'py>,
@@ -22,6 +23,7 @@ pub(super) fn draft_block<'py>(
     scale: f32,
     causal: bool,
     window: Option<usize>,
+    device: &str,
 ) -> PyResult<Bound<'py, PyArray4<f32>>> {
     let shape = q.as_array().dim();
     let contexts = page_tables
@@ -34,15 +36,18 @@ pub(super) fn draft_block<'py>(
             })
         })
         .collect::<PyResult<Vec<_>>>()?;
-    let mut out = nan_buffer(q.as_array().len());
-    run::<DraftBlock>(
+    let device = device_named(device)?;
+    let contexts = BlockContexts::of(&device, &contexts).map_err(Error::from)?;
+    let mut out = nan_buffer_on(&device, q.as_array().len())?;
+    run_on::<DraftBlock>(
         py,
+        &device,
         DraftBlockArgs {
-            q: &buffer(&q)?,
-            k_block: &buffer(&k_block)?,
-            v_block: &buffer(&v_block)?,
-            k_pages: &buffer(&k_pages)?,
-            v_pages: &buffer(&v_pages)?,
+            q: &array_on(&device, &q)?,
+            k_block: &array_on(&device, &k_block)?,
+            v_block: &array_on(&device, &v_block)?,
+            k_pages: &array_on(&device, &k_pages)?,
+            v_pages: &array_on(&device, &v_pages)?,
             contexts: &contexts,
             block_size: shape.0,
             q_heads: shape.2,

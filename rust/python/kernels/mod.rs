@@ -142,11 +142,6 @@ fn masked_on(device: &Device, rows: &[Vec<u32>]) -> PyResult<MaskedIds> {
     Ok(MaskedIds::of(device, &rows).map_err(Error::from)?)
 }
 
-/// BF16 bit patterns `[out_features, in_features]` packed for `device`.
-fn packed_on(device: &Device, weight: &PyReadonlyArray2<'_, u16>) -> PyResult<PackedBf16> {
-    Ok(packed(weight)?.to_device(device).map_err(Error::from)?)
-}
-
 /// Runs kernel `K` on `device` with the lock released.
 fn run_on<K: Kernel>(py: Python<'_>, device: &Device, args: K::Args<'_>) -> PyResult<()>
 where
@@ -175,16 +170,19 @@ fn buffer<D: Dimension>(array: &PyReadonlyArray<'_, f32, D>) -> PyResult<Buffer<
     Ok(Buffer::from_slice(array.as_slice()?))
 }
 
-/// An output buffer in which every element is NaN.
-fn nan_buffer(len: usize) -> Buffer<f32> {
-    Buffer::from_slice(&vec![f32::NAN; len])
-}
-
 /// Packs BF16 bit patterns `[out_features, in_features]`.
 fn packed(weight: &PyReadonlyArray2<'_, u16>) -> PyResult<PackedBf16> {
     let shape = weight.as_array();
     let weights: &[bf16] = weight.as_slice()?.reinterpret_cast();
     Ok(PackedBf16::pack(weights, shape.nrows(), shape.ncols()))
+}
+
+/// Likewise, in the memory of `device`.
+fn packed_on(device: &Device, weight: &PyReadonlyArray2<'_, u16>) -> PyResult<PackedBf16> {
+    let shape = weight.as_array();
+    let weights: &[bf16] = weight.as_slice()?.reinterpret_cast();
+    let packed = PackedBf16::pack_on(device, weights, shape.nrows(), shape.ncols());
+    Ok(packed.map_err(Error::from)?)
 }
 
 /// The first elements of a buffer as an array of `shape`.

@@ -27,10 +27,9 @@ pub(super) fn w12_matmul<'py>(
     let (num_rows, x_features) = x.as_array().dim();
     let device = device_named(device)?;
     let weight = match encode_array(py, &weight)? {
-        Encoding::W12(matrix) => matrix.pack(),
+        Encoding::W12(matrix) => matrix.pack_on(&device).map_err(Error::from)?,
         Encoding::KeepBf16(reason) => return Err(PyValueError::new_err(reason.to_string())),
     };
-    let weight = weight.to_device(&device).map_err(Error::from)?;
     if x_features != weight.in_features() {
         return Err(PyValueError::new_err(format!(
             "w12_matmul: `x` must have {} columns, got {x_features}",

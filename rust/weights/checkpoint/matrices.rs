@@ -14,7 +14,6 @@ use rayon::prelude::*;
 
 use super::{Checkpoint, Entry, Result};
 use crate::error::{CheckpointError, W12Error};
-use crate::kernels::bf16_matmul::PackedBf16;
 use crate::options::WeightFormat;
 use crate::weights::w12::{Encoding, W12Matrix, W12Planes, encode};
 use crate::weights::w12_file::{BASE, COUNTS, ESCAPES, PLANE4, PLANE8, Sha256Digest, WeightHasher};
@@ -95,50 +94,6 @@ impl Checkpoint {
         };
         self.mark_used(entry);
         Ok(matrix)
-    }
-
-    /// Reads tensor `name` as a packed BF16 matrix of `out_features` rows.
-    ///
-    /// # Errors
-    /// As for [`Self::matrix`].
-    pub fn matrix_bf16(
-        &self,
-        name: &str,
-        [out_features, in_features]: [usize; 2],
-    ) -> Result<PackedBf16> {
-        let shape = [out_features, in_features];
-        match self.matrix(name, shape, WeightFormat::Bf16)? {
-            Matrix::Bf16(weights) => Ok(PackedBf16::pack(&weights, out_features, in_features)),
-            Matrix::W12(_) => unreachable!("BF16 was asked for"),
-        }
-    }
-
-    /// Reads tensor `name`, a matrix of `out_features` rows, cut into packed BF16 matrices of `widths` columns.
-    ///
-    /// # Errors
-    /// As for [`Self::matrix`].
-    pub fn columns_bf16<const N: usize>(
-        &self,
-        name: &str,
-        out_features: usize,
-        widths: [usize; N],
-    ) -> Result<[PackedBf16; N]> {
-        let in_features = widths.iter().sum();
-        let shape = [out_features, in_features];
-        let Matrix::Bf16(weights) = self.matrix(name, shape, WeightFormat::Bf16)? else {
-            unreachable!("BF16 was asked for")
-        };
-        let mut first = 0;
-        Ok(widths.map(|width| {
-            let columns = first..first + width;
-            first += width;
-            let part: Vec<bf16> = weights
-                .chunks_exact(in_features)
-                .flat_map(|row| &row[columns.clone()])
-                .copied()
-                .collect();
-            PackedBf16::pack(&part, out_features, width)
-        }))
     }
 
     /// The bytes of tensor `name` in the checkpoint that was converted, or in this one if it was not: proved where the

@@ -54,6 +54,8 @@ use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 
+use crate::device::Device;
+use crate::error::DeviceError;
 use crate::kernels::w12_matmul::{EscapedWeight, PackedW12};
 use escapes::Escape;
 use planes::CodeTile;
@@ -246,12 +248,6 @@ impl W12Matrix {
         Grid::new(out_features, in_features).num_bytes(num_escapes)
     }
 
-    /// Bytes of the parts that the Q view of such a matrix needs: all but the 4-bit plane.
-    pub fn q_view_bytes_of(out_features: usize, in_features: usize, num_escapes: usize) -> usize {
-        let grid = Grid::new(out_features, in_features);
-        grid.num_bytes(num_escapes) - grid.num_tiles() * PLANE4_TILE_BYTES
-    }
-
     /// Whether such a matrix is small enough against BF16 to be converted.
     pub fn pays(out_features: usize, in_features: usize, num_escapes: usize) -> bool {
         let num_bytes = Self::num_bytes_of(out_features, in_features, num_escapes);
@@ -345,6 +341,21 @@ impl W12Matrix {
 
     /// The matrix in the order in which the host's `w12_matmul` reads it.
     pub fn pack(&self) -> PackedW12 {
+        let (n, k) = (self.out_features, self.in_features);
+        PackedW12::pack(n, k, &self.base, self.pieces())
+    }
+
+    /// The matrix in the memory of `device`, as its `w12_matmul` reads it.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when it has no room.
+    pub fn pack_on(&self, device: &Device) -> Result<PackedW12, DeviceError> {
+        let (n, k) = (self.out_features, self.in_features);
+        PackedW12::pack_on(device, n, k, &self.base, self.pieces())
+    }
+
+    /// Gives codes and escapes of a super-tile, by its row and column of them.
+    fn pieces(&self) -> impl Fn(usize, usize, &mut CodeTile, &mut Vec<EscapedWeight>) + Sync + '_ {
         let grid = self.grid();
         let mut tile_starts = Vec::with_capacity(grid.num_tiles() + 1);
         let mut start = 0;
@@ -353,24 +364,19 @@ impl W12Matrix {
             start += usize::from(count);
             tile_starts.push(start);
         }
-        PackedW12::pack(
-            self.out_features,
-            self.in_features,
-            &self.base,
-            |n_tile, k_tile, codes, escapes| {
-                let tile = n_tile * grid.k_tiles + k_tile;
-                self.unpack_tile(tile, codes);
-                let entries = &self.escapes[tile_starts[tile]..tile_starts[tile + 1]];
-                escapes.extend(entries.iter().map(|&entry| {
-                    let escape = Escape::from_entry(entry);
-                    EscapedWeight {
-                        channel: escape.channel(),
-                        column: escape.column(),
-                        bits: escape.bits,
-                    }
-                }));
-            },
-        )
+        move |n_tile, k_tile, codes, escapes| {
+            let tile = n_tile * grid.k_tiles + k_tile;
+            self.unpack_tile(tile, codes);
+            let entries = &self.escapes[tile_starts[tile]..tile_starts[tile + 1]];
+            escapes.extend(entries.iter().map(|&entry| {
+                let escape = Escape::from_entry(entry);
+                EscapedWeight {
+                    channel: escape.channel(),
+                    column: escape.column(),
+                    bits: escape.bits,
+                }
+            }));
+        }
     }
 
     fn grid(&self) -> Grid {
