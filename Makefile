@@ -71,6 +71,10 @@ rust-test: tools ## Rust tests
 python-test: tools $(VENV)/installed-test ## Python tests
 	$(BIN)/pytest
 
+.PHONY: test-cuda
+test-cuda: tools $(VENV)/installed-test ## The tests that need a GPU
+	$(BIN)/pytest tests/cuda
+
 .PHONY: test-slow
 test-slow: tools $(VENV)/installed-test ## The full grids, and ten minutes of damaged files
 	$(BIN)/pytest -m slow

@@ -74,7 +74,6 @@ fn plan(policy: TreePolicy, verify_costs: Option<VerifyCosts>) -> TreePlan {
         scores: DraftScores::Conditional,
         width: 4,
         min_confidence: 0.0,
-        q_passes: 0,
         verify_costs,
     }
 }

@@ -90,7 +90,7 @@ impl Planned<'_> {
             files,
         } = self;
         // On our own threads: the process-wide pool would be dead in a forked child.
-        let with_q_views = limits.tree.q_passes > 0;
+        let with_q_views = limits.speculation.q_passes() > 0;
         let weights = device
             .install(|| DecoderWeights::load(&device, checkpoint, &config, format, with_q_views))?;
         let verification = checkpoint.verification();
@@ -403,13 +403,13 @@ impl Engine {
             Some(slot)
         };
         let limits = &self.plan.limits;
-        let (max_rows, decode_rows) = (limits.max_step_rows, limits.tree.pass_rows());
+        let (max_rows, decode_rows) = (limits.max_step_rows, limits.speculation.pass_rows());
         let batch = self.scheduler.next_batch(max_rows, decode_rows, take_slot);
         let slots: Vec<(usize, usize)> = batch.entries.iter().map(|e| (e.index, e.slot)).collect();
         let committed = decode_step(
             &mut self.pair,
             self.scheduler.running_mut(),
-            &limits.tree,
+            &limits.speculation,
             batch,
         );
         let committed = match committed {

@@ -392,21 +392,21 @@ pub enum DrafterError {
     },
     /// A tap names a layer whose output cannot be tapped.
     #[error(
-        "drafter {drafter}: target_layer_ids holds {got}, but target {target} has layers 0..{num_layers} and the last one cannot be tapped"
+        "drafter {drafter} reads what target layer {got}, counted from 0, puts out, but target {target} has layers 0..{num_layers} and the last one cannot be tapped"
     )]
     Tap {
         /// Drafter directory.
         drafter: PathBuf,
         /// Target directory.
         target: PathBuf,
-        /// The id.
+        /// The layer, whichever way the drafter's config counts.
         got: i64,
         /// The target's number of layers.
         num_layers: usize,
     },
     /// A tree policy needs scores that this drafter does not have.
     #[error(
-        "tree \"{policy}\" needs {scores} scores, which a {method} drafter does not have; use {usable}"
+        "tree \"{policy}\" needs {scores} scores, which {method} drafters do not have; use {usable}"
     )]
     NoScores {
         /// Tree policy.
@@ -418,6 +418,14 @@ pub enum DrafterError {
         /// Policies that the drafter can serve.
         usable: &'static str,
     },
+    /// A limit for a confidence head was given to a drafter that has none.
+    #[error(
+        "min_confidence goes by a drafter's confidence head, which this {method} drafter does not have; leave it out"
+    )]
+    NoConfidenceHead {
+        /// Drafter method.
+        method: &'static str,
+    },
     /// A directory was given for a method without weights.
     #[error("a {method} drafter has no files, but speculative_config names {drafter} as its model")]
     NoFiles {
@@ -428,7 +436,7 @@ pub enum DrafterError {
     },
     /// `method` in `speculative_config` and the checkpoint disagree.
     #[error(
-        "speculative_config asks for method \"{expected}\", but {drafter} holds a {got} drafter"
+        "speculative_config asks for method \"{expected}\", but the drafter in {drafter} is \"{got}\""
     )]
     Method {
         /// Drafter directory.

@@ -38,14 +38,16 @@ pub struct EngineOptions {
     pub extra_eos_token_ids: Vec<u32>,
     /// Drafter method asked for; checked against the drafter.
     pub method: Option<String>,
-    /// Most drafted tokens on a path; `None` = the drafter's block.
-    pub num_speculative_tokens: Option<usize>,
+    /// Most drafted tokens on a path of every tree, or of each; none = the drafter's block.
+    pub num_speculative_tokens: Vec<usize>,
     /// Tree policy; `None` = the best one the drafter has scores for.
     pub tree: Option<String>,
-    /// Rows of a verified tree, root included; `None` = the policy's usual size.
-    pub tree_nodes: Option<usize>,
+    /// Rows of every tree, root included, or of each; none = the policy's usual size.
+    pub tree_nodes: Vec<usize>,
     /// Passes through the 8-bit view before the exact one.
     pub q_passes: usize,
+    /// LM head of those passes: `auto`, `exact` or `int8`.
+    pub q_head: String,
     /// Measured cost of a step that verifies 1, 2, ... rows: trees grow only while rows pay. `None` = to full size.
     pub verify_costs: Option<Vec<f64>>,
     /// Estimated chance of acceptance below which a drafter with a confidence head stops; 0 = it does not.
@@ -133,6 +135,7 @@ impl EngineOptions {
         DeviceChoice::named(&self.device)?;
         WeightFormat::named(&self.weight_format)?;
         one_of("head", &self.head, &["auto", "dense", "screened"])?;
+        one_of("q_head", &self.q_head, &["auto", "exact", "int8"])?;
         let value = |option, expected: &str, got: String| {
             Err(OptionError::Value {
                 option,
@@ -162,10 +165,33 @@ impl EngineOptions {
         if self.q_passes > MAX_Q_PASSES {
             return value("q_passes", "0..=8", self.q_passes.to_string());
         }
-        if let Some(tree_nodes) = self.tree_nodes
-            && !(1..=MAX_TREE_NODES).contains(&tree_nodes)
-        {
-            return value("tree_nodes", "1..=64", tree_nodes.to_string());
+        for tree_nodes in &self.tree_nodes {
+            if !(1..=MAX_TREE_NODES).contains(tree_nodes) {
+                return value("tree_nodes", "1..=64", tree_nodes.to_string());
+            }
+        }
+        // One size stands for all trees.
+        let in_q_passes = match self.tree_nodes.as_slice() {
+            [size] if self.q_passes > 0 => std::slice::from_ref(size),
+            [marked @ .., _] => marked,
+            [] => &[],
+        };
+        if in_q_passes.contains(&1) {
+            let expected = "2..=64 for a tree in which a Q pass marks a path";
+            return value("tree_nodes", expected, format!("{:?}", self.tree_nodes));
+        }
+        for (option, sizes) in [
+            ("tree_nodes", &self.tree_nodes),
+            ("num_speculative_tokens", &self.num_speculative_tokens),
+        ] {
+            let num_trees = self.q_passes + 1;
+            if !(sizes.len() <= 1 || sizes.len() == num_trees) {
+                let expected = format!(
+                    "one number, or one for each of the {num_trees} trees of {} Q passes",
+                    self.q_passes
+                );
+                return value(option, &expected, format!("{sizes:?}"));
+            }
         }
         if !(0.0..1.0).contains(&self.min_confidence) {
             let got = self.min_confidence.to_string();

@@ -10,6 +10,7 @@ pub mod budget;
 pub mod deployment;
 pub mod footprint;
 pub mod size;
+mod speculation;
 pub mod weight_bytes;
 
 use std::fmt;
@@ -18,26 +19,18 @@ use crate::cache::slots::LayerCache;
 use crate::device::Backend;
 use crate::drafter::config::DrafterConfig;
 use crate::drafter::footprint::DrafterSizes;
-use crate::error::{DrafterError, OptionError, Result, human_bytes};
+use crate::error::{OptionError, Result, human_bytes};
 use crate::kernels::paths::MAX_PATH_ROWS;
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::model::config::{MixerKind, ModelConfig};
 use crate::model::head::HeadPath;
 use crate::options::EngineOptions;
-use crate::options::speculation::{DraftScores, TreePlan, TreePolicy, VerifyCosts};
+use crate::options::speculation::SpeculationPlan;
 use budget::Budget;
 use footprint::{Footprint, kv_shape};
 
 /// Most rows of one forward over all requests.
 const MAX_STEP_ROWS: usize = 256;
-
-/// Rows of a tree when nothing is said: acceptance gains little beyond, cost grows with every row.
-const USUAL_TREE_NODES: usize = 32;
-
-/// Parents per position, and children of each, where conditional scores cost the drafter work. EAGLE-2 takes 10; on the
-/// demo pair 4 accepts more with trees of 32 rows (DSpark 4.87 against 4.75 tokens a pass, EAGLE-3 5.55 against 5.30),
-/// as scores of unlikely siblings are too high, and it costs less.
-const USUAL_WIDTH: usize = 4;
 
 /// Resolved limits.
 #[derive(Clone, Debug)]
@@ -50,8 +43,8 @@ pub struct Limits {
     pub max_step_rows: usize,
     /// How greedy tokens are found.
     pub head: HeadPath,
-    /// Tree shape.
-    pub tree: TreePlan,
+    /// Trees of every pass.
+    pub speculation: SpeculationPlan,
 }
 
 impl Limits {
@@ -80,13 +73,13 @@ impl Limits {
             }
             .into());
         }
-        let tree = resolve_tree(options, drafter)?;
+        let head = resolve_head(options, config, backend)?;
         Ok(Self {
             max_model_len,
             max_num_seqs: options.max_num_seqs,
             max_step_rows: MAX_STEP_ROWS.max(MAX_PATH_ROWS),
-            head: resolve_head(options, config, backend)?,
-            tree,
+            speculation: speculation::resolve(options, drafter, head, backend)?,
+            head,
         })
     }
 
@@ -97,8 +90,8 @@ impl Limits {
             num_pages: num_kv_pages,
             pages_per_sequence: self.pages_per_sequence(),
             vocab_size: config.vocab_size,
-            num_draft_tokens: self.tree.num_draft_tokens,
-            width: self.tree.width,
+            num_draft_tokens: self.speculation.max_draft_tokens(),
+            width: self.speculation.max_width(),
         }
     }
 
@@ -189,102 +182,6 @@ fn resolve_head(
             config.vocab_size,
             config.hidden_size,
         )),
-    }
-}
-
-fn resolve_tree(options: &EngineOptions, drafter: Option<&DrafterConfig>) -> Result<TreePlan> {
-    let named = options
-        .tree
-        .as_deref()
-        .map(str::parse::<TreePolicy>)
-        .transpose()?;
-    let verify_costs = options
-        .verify_costs
-        .clone()
-        .map(VerifyCosts::new)
-        .transpose()?;
-    let Some(drafter) = drafter else {
-        return Ok(TreePlan::PLAIN);
-    };
-    let policy = named.unwrap_or(match drafter.has_conditional_scores() {
-        true => TreePolicy::Conditional,
-        false => TreePolicy::DdTree,
-    });
-    let scores = scores_for(policy, drafter)?;
-    let num_draft_tokens = options
-        .num_speculative_tokens
-        .unwrap_or(drafter.usual_draft_tokens());
-    if !(1..MAX_PATH_ROWS).contains(&num_draft_tokens) {
-        return Err(DrafterError::DraftLength {
-            expected: MAX_PATH_ROWS - 1,
-            got: num_draft_tokens,
-        }
-        .into());
-    }
-    let chain_rows = num_draft_tokens + 1;
-    let tree_nodes = match policy {
-        TreePolicy::Chain => options.tree_nodes.unwrap_or(chain_rows).min(chain_rows),
-        _ => options.tree_nodes.unwrap_or(USUAL_TREE_NODES),
-    };
-    // More candidates than a tree has drafted nodes could not all be taken.
-    let most = tree_nodes.saturating_sub(1).max(1);
-    let width = match (policy, scores) {
-        (_, DraftScores::Greedy) => 1,
-        (TreePolicy::Eagle, _) | (_, DraftScores::Conditional) => USUAL_WIDTH.min(most),
-        (_, DraftScores::Marginal) => most,
-    };
-    let plan = TreePlan {
-        policy,
-        tree_nodes,
-        num_draft_tokens,
-        scores,
-        width,
-        q_passes: options.q_passes,
-        min_confidence: options.min_confidence,
-        verify_costs,
-    };
-    match &plan.verify_costs {
-        Some(costs) if costs.max_rows() < plan.pass_rows() => Err(OptionError::Value {
-            option: "verify_costs",
-            expected: format!("a cost for each of 1 to {} rows", plan.pass_rows()),
-            got: format!("{} costs", costs.max_rows()),
-        }
-        .into()),
-        _ => Ok(plan),
-    }
-}
-
-/// The scores that `policy` grows a tree from: conditional ones wherever they will do.
-fn scores_for(policy: TreePolicy, drafter: &DrafterConfig) -> Result<DraftScores, DrafterError> {
-    let scores = match policy {
-        TreePolicy::Chain => return Ok(DraftScores::Greedy),
-        TreePolicy::DdTree => DraftScores::Marginal,
-        TreePolicy::Conditional => DraftScores::Conditional,
-        TreePolicy::Spine | TreePolicy::Eagle => match drafter.has_conditional_scores() {
-            true => DraftScores::Conditional,
-            false => DraftScores::Marginal,
-        },
-    };
-    let (is_there, name, usable) = match scores {
-        DraftScores::Marginal => (
-            drafter.has_marginal_scores(),
-            "position-wise",
-            "\"conditional\" or \"chain\"",
-        ),
-        _ => (
-            drafter.has_conditional_scores(),
-            "parent-conditional",
-            "\"ddtree\" or \"chain\"",
-        ),
-    };
-    match is_there {
-        true => Ok(scores),
-        false => Err(DrafterError::NoScores {
-            policy: policy.name(),
-            method: drafter.method(),
-            scores: name,
-            usable,
-        }),
     }
 }
 

@@ -176,13 +176,25 @@ pub struct DecodePass {
     pub drafts: Option<Drafts>,
 }
 
-/// What was drafted for one pass: its tree without the root.
+/// What was drafted for one pass: its tree without the root, and what the tree was grown from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drafts {
-    /// The tokens, parents first.
+    /// The tokens, parents first; those that Q passes marked come before all others, as a chain.
     pub token_ids: Vec<u32>,
     /// Tree parent of each token, as index into `token_ids`; `None` = the root.
     pub parents: Vec<Option<usize>>,
+    /// The last draft, of which the tree has what fits.
+    pub offer: DraftOffer,
+}
+
+/// What a draft held for the positions after its anchor or, after a Q pass, after the marked path. Empty when there was
+/// none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DraftOffer {
+    /// Its greedy walk, whether or not the tree had room for it.
+    pub greedy_token_ids: Vec<u32>,
+    /// The likeliest tokens of each position, best first.
+    pub candidate_token_ids: Vec<Vec<u32>>,
 }
 
 /// Fp32 values of the rows that a caller asked to see.

@@ -1,6 +1,7 @@
 """Fixtures shared by all tests: the demo pair, test data, benchmark prompts, lines for the closing report."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,31 @@ from specpilot_rs import LLM
 
 FIXTURES = Path(__file__).parent / "fixtures"
 PROMPT_SETS = ("gsm8k", "humaneval", "mbpp", "mt_bench", "spec_bench")
+# Ways to speculate on the demo target, and the trees that each drafter's scores allow.
+DRAFTERS = {
+    "dflash": {"model": str(FIXTURES / "demo" / "dflash")},
+    "dflash2": {"method": "dflash2"},
+    "dspark": {"model": str(FIXTURES / "demo" / "dspark")},
+    "eagle3": {"model": str(FIXTURES / "demo" / "eagle3")},
+    "ngram": {"method": "ngram"},
+}
+TREES = {
+    "dflash": ("chain", "ddtree", "spine", "eagle"),
+    "dflash2": ("chain", "ddtree", "conditional", "spine", "eagle"),
+    "dspark": ("chain", "ddtree", "conditional", "spine", "eagle"),
+    "eagle3": ("chain", "conditional", "spine", "eagle"),
+    "ngram": ("chain", "conditional", "spine", "eagle"),
+}
 REPORT = pytest.StashKey[list[str]]()
 
 
 def pytest_configure(config):
+    # Most tests hold fp32 values of the host backend, and `auto` would take a GPU that is there: it is
+    # hidden unless its own tests are asked for by their folder (`make test-cuda`).
+    folder = Path(__file__).parent / "cuda"
+    asked = [Path(argument.split("::")[0]).resolve() for argument in config.args]
+    if not asked or not all(path.is_relative_to(folder) for path in asked):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     config.stash[REPORT] = []
 
 

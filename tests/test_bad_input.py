@@ -156,6 +156,40 @@ def test_a_method_that_the_checkpoint_is_not(fixtures_dir: Path):
         LLM.demo(speculative_config=config)
 
 
+@pytest.mark.parametrize(
+    "config", [{"model": "dflash"}, {"model": "eagle3"}, {"method": "dflash2"}, {"method": "ngram"}]
+)
+def test_a_confidence_that_no_head_estimates(config: dict[str, Any], fixtures_dir: Path):
+    if "model" in config:
+        config = {"model": str(fixtures_dir / "demo" / config["model"])}
+    with pytest.raises(DrafterError, match=r"confidence head, which this .* drafter does not have"):
+        LLM.demo(speculative_config={**config, "min_confidence": 0.5})
+
+
+@pytest.mark.parametrize("tree_nodes", [1, [1, 16]])
+def test_a_q_pass_over_no_draft(tree_nodes: Any):
+    with pytest.raises(OptionError, match="a tree in which a Q pass marks a path"):
+        LLM.demo(speculative_config={"method": "dflash2", "q_passes": 1, "tree_nodes": tree_nodes})
+
+
+def test_a_block_of_a_whole_path_drafts_all_but_the_anchor(fixtures_dir: Path, tmp_path: Path):
+    drafter = copy_of(fixtures_dir / "demo" / "dspark", tmp_path)
+    config = json.loads((drafter / "config.json").read_text())
+    config["dflash_config"]["block_size"] = 64
+    (drafter / "config.json").write_text(json.dumps(config))
+    llm = LLM.demo(speculative_config={"model": str(drafter)})
+    assert llm.describe()["num_speculative_tokens"] == 63
+
+
+def test_a_tap_is_named_as_the_layer_that_it_is(fixtures_dir: Path, tmp_path: Path):
+    drafter = copy_of(fixtures_dir / "demo" / "eagle3", tmp_path)
+    config = json.loads((drafter / "config.json").read_text())
+    config["eagle_aux_hidden_state_layer_ids"] = [2, 5, 8]
+    (drafter / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DrafterError, match="reads what target layer 7, counted from 0, puts out"):
+        LLM.demo(speculative_config={"model": str(drafter)})
+
+
 def test_a_drafter_of_another_target(fixtures_dir: Path):
     target = fixtures_dir / "families" / "qwen3_5_text"
     with pytest.raises(DrafterError) as raised:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from specpilot_rs import LLM, SamplingParams, SpecPilotError, __version__, _core, cli, doctor
-from specpilot_rs.cli import _writable, _writing
 from specpilot_rs.demo import DFLASH2_DIR, TARGET_DIR
+from specpilot_rs.output_file import writable, writing
 
 PROMPT = "def add(a, b):\n"
 
@@ -44,7 +44,16 @@ def text(demo_llm: LLM) -> str:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], [], ["-h"], ["generate", "--help"], ["chat", "-h"], ["plan", "--help"], ["doctor", "-h"]],
+    [
+        ["--help"],
+        [],
+        ["-h"],
+        ["generate", "--help"],
+        ["chat", "-h"],
+        ["plan", "--help"],
+        ["doctor", "-h"],
+        ["bench", "-h"],
+    ],
 )
 def test_help_is_cheap(arguments: list[str]):
     code = (
@@ -55,7 +64,7 @@ def test_help_is_cheap(arguments: list[str]):
         "    main()\n"
         "except SystemExit as end:\n"
         "    assert end.code == 0\n"
-        "heavy = {'specpilot_rs._core', 'numpy', 'tokenizers', 'jinja2', 'huggingface_hub'}\n"
+        "heavy = {'specpilot_rs._core', 'numpy', 'tokenizers', 'jinja2', 'huggingface_hub', 'matplotlib'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
     )
     result = subprocess.run(
@@ -63,6 +72,12 @@ def test_help_is_cheap(arguments: list[str]):
     )
     assert result.stderr == "[]\n"
     assert "Usage:" in result.stdout
+
+
+def test_the_extension_loads_numpy_itself():
+    """Numpy that loads at the first array in Rust would make a panic of Ctrl-C."""
+    code = "import sys, specpilot_rs._core; assert 'numpy' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
 
 
 def test_version():
@@ -81,6 +96,9 @@ def test_prompts_from_everywhere(tmp_path: Path, text: str):
         specpilot(*common, PROMPT, "--stream"),
         specpilot(*common, PROMPT, "--no-speculation"),
         specpilot(*common, PROMPT, "--tree", "chain", "--num-threads", "1"),
+        specpilot(
+            *common, PROMPT, "--q-passes", "1", "--tree-nodes", "8,16", "--num-speculative-tokens", "4"
+        ),
         specpilot("generate", "--model", TARGET_DIR, "--max-tokens", "12", PROMPT),
         specpilot(*common, PROMPT, "--weight-format", "w12", "--head", "screened"),
         specpilot(*common, PROMPT, "--gpu-memory-utilization", "0.5", "--num-threads", "1"),
@@ -88,7 +106,8 @@ def test_prompts_from_everywhere(tmp_path: Path, text: str):
     ):
         assert result.returncode == 0, result.stderr
         assert result.stdout.decode() == text + "\n"
-        assert b"target passes" in result.stderr
+        # The first of 12 tokens comes from the prompt's pass.
+        assert b"12 tokens, 11 of them in " in result.stderr
 
 
 def test_options_of_the_engine_reach_it():
@@ -372,18 +391,18 @@ def test_results_keep_what_they_are_written_over(tmp_path: Path):
     real.write_text("old", encoding="utf-8")
     real.chmod(0o640)
     link.symlink_to(real)
-    with _writing(_writable(link)) as lines:
+    with writing(writable(link)) as lines:
         lines.write(b"new")
     assert (real.read_bytes(), real.stat().st_mode & 0o777, link.is_symlink()) == (b"new", 0o640, True)
     os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        with _writing(_writable(fifo)) as lines:
+        with writing(writable(fifo)) as lines:
             lines.write(b"piped")
         assert (os.read(reader, 99), fifo.is_fifo()) == (b"piped", True)
     finally:
         os.close(reader)
-    assert _writable(Path("/dev/null")) == Path("/dev/null")
+    assert writable(Path("/dev/null")) == Path("/dev/null")
     assert len(list(tmp_path.iterdir())) == 3
 
 

@@ -113,7 +113,7 @@ def test_trees_accept_what_an_independent_replay_accepts(
 
 # The replay scored all children of the 16 likeliest parents; ours expands fewer, and accepts no less.
 @pytest.mark.parametrize(("num_nodes", "expected"), [(16, 4.31), (32, 4.68), (63, 5.31)])
-def test_a_narrow_markov_beam_accepts_no_less_than_the_replay(num_nodes, expected, report):
+def test_a_markov_beam_accepts_no_less_than_the_replay(num_nodes, expected, report):
     tau = accepted_per_pass({"model": str(DRAFTERS["dspark"]), "tree": "conditional"}, num_nodes)
     report(f"dspark conditional of {num_nodes} nodes: tau {tau:.3f} (replayed {expected})")
     assert tau > 0.97 * expected

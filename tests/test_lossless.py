@@ -12,15 +12,10 @@ import specpilot_rs
 from specpilot_rs import LLM, DrafterError, SamplingParams, _core
 from specpilot_rs.options import EngineOptions
 
-from .conftest import FIXTURES
+from .conftest import DRAFTERS, TREES
 
 NUM_TOKENS = 64
-DFLASH = {"model": str(FIXTURES / "demo" / "dflash")}
-DFLASH2 = {"method": "dflash2"}
-DSPARK = {"model": str(FIXTURES / "demo" / "dspark")}
-EAGLE3 = {"model": str(FIXTURES / "demo" / "eagle3")}
-NGRAM = {"method": "ngram"}
-DRAFTERS = {"dflash": DFLASH, "dflash2": DFLASH2, "dspark": DSPARK, "eagle3": EAGLE3, "ngram": NGRAM}
+DFLASH, DFLASH2 = DRAFTERS["dflash"], DRAFTERS["dflash2"]
 PARAMS = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
 
 
@@ -81,30 +76,6 @@ def test_speculation_changes_no_bit(drafter, tree, tree_nodes, prompts, plain, r
     plan = llm.describe()
     used = f"{tree_nodes:3} rows asked, {plan['tree_nodes']:3} used"
     report(f"tau {plan['method']:8} {tree:12} {used}: {tau:.3f}")
-
-
-TREES = {
-    "dflash": ["chain", "ddtree", "spine", "eagle"],
-    "dflash2": ["chain", "ddtree", "conditional", "spine", "eagle"],
-    "dspark": ["chain", "ddtree", "conditional", "spine", "eagle"],
-    "eagle3": ["chain", "conditional", "spine", "eagle"],
-    "ngram": ["chain", "conditional", "spine", "eagle"],
-}
-PAIRINGS = [(name, tree) for name, trees in TREES.items() for tree in trees]
-
-
-@pytest.mark.parametrize(("name", "tree"), PAIRINGS)
-def test_every_pairing_of_drafter_and_tree(name, tree, prompts, plain):
-    """A part of the prompts each, of another kind and size from pairing to pairing."""
-    number = PAIRINGS.index((name, tree))
-    config = {**DRAFTERS[name], "tree": tree, "tree_nodes": (5, 12, 33, 64)[number % 4]}
-    if number % 3 == 1:
-        config["num_speculative_tokens"] = 21
-    llm = demo(config, max_num_seqs=1 + number % 5)
-    chosen = slice(number % 6, None, 6)
-    outputs = llm.generate(prompts[chosen], PARAMS, use_tqdm=False, record_logits=True)
-    assert_identical(outputs, plain[chosen])
-    assert mean_acceptance_length(outputs) > 1.05
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

@@ -113,6 +113,15 @@ def test_integers_of_numpy_are_integers():
     assert EngineOptions(num_threads=np.uint8(2)) == EngineOptions(num_threads=2)
 
 
+def test_numbers_of_numpy_are_numbers():
+    assert SamplingParams(temperature=np.float32(0.5), top_p=np.int64(1)) == SamplingParams(temperature=0.5)
+    made = SpeculativeConfig(min_confidence=np.float32(0.5), verify_costs=np.array([1, 2], dtype=np.float32))
+    assert made == SpeculativeConfig(min_confidence=0.5, verify_costs=[1, np.int64(2)])
+    values = (made.min_confidence, *made.verify_costs)
+    assert {type(value) for value in (*values, SamplingParams(top_p=np.int64(1)).top_p)} == {float}
+    assert EngineOptions(gpu_memory_utilization=np.float32(0.5)) == EngineOptions(gpu_memory_utilization=0.5)
+
+
 def test_sampling_takes_the_ranges_of_vllm():
     for params in (
         {"temperature": 2},
@@ -175,6 +184,12 @@ def test_an_unknown_parameter_names_the_nearest(wrong: str, right: str):
         ({"tree_nodes": 65}, "tree_nodes"),
         ({"num_speculative_tokens": 2**64}, "num_speculative_tokens"),
         ({"q_passes": False}, "q_passes"),
+        ({"num_speculative_tokens": 64}, "1..=63"),
+        ({"method": "ngram", "revision": "main"}, "left out for method ngram"),
+        ({"model": "ngram"}, "is for `method`"),
+        ({"verify_costs": np.ones((2, 2))}, "verify_costs"),
+        ({"verify_costs": [np.True_]}, "verify_costs"),
+        ({"min_confidence": np.float32(1)}, "min_confidence"),
     ],
     ids=lambda value: ascii(value),
 )

@@ -118,6 +118,7 @@ def test_the_parts_add_up():
     table = 248_320 * 5_120
     # On a GPU a matrix also says where its escapes begin: nowhere, in BF16.
     assert bf16["embedding"] == bf16["lm_head"] == w12["lm_head"] == 2 * table + 4
+    # Codes, and four numbers of fp32 a channel.
     assert bf16["lm_head_copy"] == table + 248_320 * 16
     assert w12["linear_layers"] / bf16["linear_layers"] == pytest.approx(0.7596, abs=2e-4)
     assert planned["formats"]["w12"]["is_estimate"]

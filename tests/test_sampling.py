@@ -5,7 +5,6 @@ What is drawn is also right: by an oracle from the recorded logits, and by the s
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections import Counter
 from pathlib import Path
@@ -17,15 +16,9 @@ from specpilot_rs import LLM, SamplingParams
 from specpilot_rs.demo import TARGET_DIR
 
 from . import sampling_oracle as oracle
-from .conftest import FIXTURES
+from .conftest import DRAFTERS, FIXTURES
 
 NUM_TOKENS = 24
-DRAFTERS = {
-    "dflash2": {"method": "dflash2"},
-    "dspark": {"model": str(FIXTURES / "demo" / "dspark")},
-    "eagle3": {"model": str(FIXTURES / "demo" / "eagle3")},
-    "ngram": {"method": "ngram"},
-}
 
 
 def sampled(**params: Any) -> SamplingParams:
@@ -65,40 +58,6 @@ def plain(prompts: list[str]) -> list[Any]:
     """Plain decoding, one request at a time, on the dense head."""
     llm = demo(None, max_num_seqs=1, weight_format="bf16", head="dense")
     return llm.generate(prompts, PARAMS, use_tqdm=False, record_logits=True)
-
-
-# Every pair of a drafter with a tree, a number of Q passes and a format; the other pairs as they fall.
-COVER = [
-    (drafter, tree, q_passes, weight_format)
-    for (drafter, (q_passes, weight_format)), tree in zip(
-        itertools.product(DRAFTERS, [(0, "bf16"), (1, "w12"), (2, "bf16")]),
-        itertools.cycle(("chain", "conditional", "spine", "eagle")),
-        strict=False,
-    )
-]
-
-
-@pytest.mark.parametrize(("drafter", "tree", "q_passes", "weight_format"), COVER)
-def test_speculation_changes_no_token(
-    drafter: str,
-    tree: str,
-    q_passes: int,
-    weight_format: str,
-    prompts: list[str],
-    plain: list[Any],
-    report: Any,
-) -> None:
-    config = {**DRAFTERS[drafter], "tree": tree, "tree_nodes": 16, "q_passes": q_passes}
-    llm = demo(config, weight_format=weight_format, max_num_seqs=4, head="screened")
-    outputs = llm.generate(prompts, PARAMS, use_tqdm=False)
-    assert ids(outputs) == ids(plain)
-    assert num_accepted(outputs) > 0
-    metrics = [output.metrics for output in outputs]
-    # Greedy rows stay screened beside rows that are drawn from all logits.
-    assert [m.num_screened_rows > 0 for m in metrics] == [p.temperature == 0 for p in PARAMS]
-    passes = sum(m.num_target_passes for m in metrics)
-    tau = sum(m.num_output_tokens - 1 for m in metrics) / passes
-    report(f"sampled: {drafter} {tree}, {weight_format}, {q_passes} Q passes, 16 nodes: tau {tau:.3f}")
 
 
 def test_recorded_logits_change_nothing_and_give_the_tokens(prompts: list[str], plain: list[Any]) -> None:

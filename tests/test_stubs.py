@@ -75,6 +75,9 @@ def test_a_request_from_end_to_end(engine: _core.Engine, prompt: list[int]):
         assert all(-1 <= parent < node for node, parent in enumerate(drafted.parents))
         assert 0 <= drafted.num_accepted <= len(drafted.draft_token_ids)
         assert drafted.anchor_position >= len(prompt) - 1
+        assert drafted.num_marked == 0
+        assert len(drafted.greedy_token_ids) in (0, len(drafted.candidate_token_ids))
+        assert all(0 < len(set(tokens)) == len(tokens) <= 16 for tokens in drafted.candidate_token_ids)
     metrics = output.metrics
     assert metrics.num_prompt_passes >= 1
     assert metrics.num_target_passes == len(output.rounds) == sum(metrics.acceptance_histogram)

@@ -102,7 +102,7 @@ fn pass_us(
     let rows = |row_len: usize| filled(device, num_rows * row_len, 1.0);
     let (qkv, z) = (rows(SHAPE.conv_channels()), rows(SHAPE.values_len()));
     let (a, b) = (rows(SHAPE.num_value_heads), rows(SHAPE.num_value_heads));
-    let mut tail = GdnTail::new(device, &SHAPE, num_rows);
+    let mut tail = GdnTail::new(device, &SHAPE, num_rows).expect("room for a tail");
     let mut y = rows(SHAPE.values_len());
     NUM_LAYERS as f64
         * timing::graph_us(cuda, NUM_LAYERS, |call| {

@@ -11,7 +11,7 @@ use specpilot_rs::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue};
 use specpilot_rs::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
 use specpilot_rs::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
 use specpilot_rs::kernels::lm_head_screen::{
-    LmHeadScreen, LmHeadScreenArgs, ScreenScan, ScreenedHead,
+    HeadScores, LmHeadScreen, LmHeadScreenArgs, ScreenScan, ScreenedHead,
 };
 use specpilot_rs::kernels::masked_ids::MaskedIds;
 
@@ -43,6 +43,7 @@ pub fn bench(device: &Device, _cuda: &CudaDevice) -> Vec<Value> {
                     num_rows,
                     head,
                     exact,
+                    scores: HeadScores::Logits,
                     masked: &masked,
                     dense_logits: &mut logits,
                     token_ids: ids,

@@ -15,7 +15,9 @@ use specpilot_rs::kernels::bf16_matmul::{
     Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16, Product,
 };
 use specpilot_rs::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
-use specpilot_rs::kernels::lm_head_screen::{LmHeadScreen, LmHeadScreenArgs, ScreenedHead};
+use specpilot_rs::kernels::lm_head_screen::{
+    HeadScores, LmHeadScreen, LmHeadScreenArgs, ScreenedHead,
+};
 use specpilot_rs::kernels::masked_ids::MaskedIds;
 
 /// Name, vocabulary, hidden size. The last is a quarter of a 27B model's head.
@@ -118,12 +120,13 @@ impl Case {
         GreedyArgmax::run(&self.device, args).expect("buffers fit the shape");
     }
 
-    fn screened(&mut self, num_rows: usize) {
+    fn screened(&mut self, scores: HeadScores, num_rows: usize) {
         let args = LmHeadScreenArgs {
             x: &self.x,
             num_rows,
             head: &self.head,
             exact: &self.exact,
+            scores,
             masked: &MaskedIds::on_host(&vec![&[][..]; num_rows]),
             dense_logits: &mut self.logits,
             token_ids: &mut self.screened_ids,
@@ -156,9 +159,9 @@ pub fn bench(c: &mut Criterion) {
         let mut case = None;
         for (kind, is_clear) in [("clear", true), ("unclear", false)] {
             for num_rows in NUM_ROWS {
-                let best = [Cell::new(Duration::MAX), Cell::new(Duration::MAX)];
+                let best = [const { Cell::new(Duration::MAX) }; 3];
                 let name = format!("{shape}/{kind}/{num_rows}");
-                for (path, best) in ["dense", "screened"].into_iter().zip(&best) {
+                for (path, best) in ["estimated", "dense", "screened"].into_iter().zip(&best) {
                     group.bench_function(BenchmarkId::new(path, &name), |b| {
                         let case = case.get_or_insert_with(|| Case::new(vocab_size, hidden_size));
                         case.draw_rows(is_clear);
@@ -166,21 +169,23 @@ pub fn bench(c: &mut Criterion) {
                             timed(best, num_times, || {
                                 match path {
                                     "dense" => case.dense(num_rows),
-                                    _ => case.screened(num_rows),
+                                    "screened" => case.screened(HeadScores::Logits, num_rows),
+                                    _ => case.screened(HeadScores::Estimates, num_rows),
                                 }
                                 black_box(&*case);
                             })
                         });
                     });
                 }
-                if let (Some(case), [dense, screened]) = (&case, best.map(|best| best.get()))
+                if let (Some(case), [estimated, dense, screened]) =
+                    (&case, best.map(|best| best.get()))
                     && dense.max(screened) < Duration::MAX
                 {
                     assert_eq!(case.dense_ids[..num_rows], case.screened_ids[..num_rows]);
                     let survivors: u32 = case.survivors[..num_rows].iter().sum();
                     let fallbacks = case.fell_back[..num_rows].iter().filter(|&&f| f).count();
                     println!(
-                        "{name}: dense {dense:.1?}, screened {screened:.1?}, {:.2}x; {:.1} survivors a row, {fallbacks} fallbacks",
+                        "{name}: dense {dense:.1?}, screened {screened:.1?}, {:.2}x; estimates alone {estimated:.1?}; {:.1} survivors a row, {fallbacks} fallbacks",
                         dense.as_secs_f64() / screened.as_secs_f64(),
                         f64::from(survivors) / num_rows as f64,
                     );

@@ -1,4 +1,4 @@
-"""The command `specpilot`: generate, chat, plan, convert, inspect, precompile, doctor.
+"""The command `specpilot`: generate, chat, plan, convert, inspect, precompile, doctor, bench.
 
 Data goes to stdout, logs and progress to stderr. An error is one line, `error: ...`, and exit code 2; Ctrl-C
 is exit code 130. `--help` loads neither the extension nor numpy: commands import what they need as they run.
@@ -11,14 +11,13 @@ import sys
 try:
     import json
     import os
-    import stat
     from collections.abc import Iterator
-    from contextlib import contextmanager
     from pathlib import Path
     from typing import TYPE_CHECKING, Annotated, Any
 
     import typer
 
+    from specpilot_rs.bench.command import bench
     from specpilot_rs.options import (
         EngineOptions,
         SamplingParams,
@@ -27,7 +26,9 @@ try:
         option_error,
         request_error,
     )
+    from specpilot_rs.output_file import writable, writing
     from specpilot_rs.prompt_input import json_object, open_stdin, prompt_of, read_prompts
+    from specpilot_rs.size_argument import METAVAR, parse_sizes
 except KeyboardInterrupt:  # `main`, which answers it from then on, is not there yet
     sys.exit(130)
 
@@ -55,10 +56,16 @@ DrafterOption = Annotated[
 ]
 MethodOption = Annotated[str | None, typer.Option(help=help_of(SpeculativeConfig, "method"))]
 TreeOption = Annotated[str | None, typer.Option(help=help_of(SpeculativeConfig, "tree"))]
-TreeNodesOption = Annotated[int | None, typer.Option(help=help_of(SpeculativeConfig, "tree_nodes"))]
-DraftLengthOption = Annotated[
-    int | None, typer.Option(help=help_of(SpeculativeConfig, "num_speculative_tokens"))
+TreeNodesOption = Annotated[
+    Any, typer.Option(parser=parse_sizes, metavar=METAVAR, help=help_of(SpeculativeConfig, "tree_nodes"))
 ]
+DraftLengthOption = Annotated[
+    Any,
+    typer.Option(
+        parser=parse_sizes, metavar=METAVAR, help=help_of(SpeculativeConfig, "num_speculative_tokens")
+    ),
+]
+QPassesOption = Annotated[int | None, typer.Option(help=help_of(SpeculativeConfig, "q_passes"))]
 PlainOption = Annotated[bool, typer.Option("--no-speculation", help="Decode plainly.")]
 ContextOption = Annotated[int | None, typer.Option(help=help_of(EngineOptions, "max_model_len"))]
 FormatOption = Annotated[str, typer.Option(help=help_of(EngineOptions, "weight_format"))]
@@ -124,6 +131,7 @@ def generate(
     tree: TreeOption = None,
     tree_nodes: TreeNodesOption = None,
     num_speculative_tokens: DraftLengthOption = None,
+    q_passes: QPassesOption = None,
     no_speculation: PlainOption = False,
     max_model_len: ContextOption = None,
     max_num_seqs: RequestsOption = EngineOptions.max_num_seqs,
@@ -150,11 +158,21 @@ def generate(
         seed=seed,
     )
     if output_jsonl is not None:
-        output_jsonl = _writable(output_jsonl)
+        output_jsonl = writable(output_jsonl)
     llm = _open(
         model,
         demo,
-        _speculation(speculative_model, method, tree, tree_nodes, num_speculative_tokens, no_speculation),
+        _speculation(
+            {
+                "model": speculative_model,
+                "method": method,
+                "tree": tree,
+                "tree_nodes": tree_nodes,
+                "num_speculative_tokens": num_speculative_tokens,
+                "q_passes": q_passes,
+            },
+            no_speculation,
+        ),
         revision=revision,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
@@ -183,7 +201,7 @@ def generate(
     outputs = llm.generate(prompts, params)
     rows = [{**record, **output.to_dict()} for record, output in zip(records, outputs, strict=True)]
     if output_jsonl is not None:
-        with _writing(output_jsonl) as lines:
+        with writing(output_jsonl) as lines:
             for row in rows:
                 lines.write(json.dumps(row).encode() + b"\n")
     elif as_json or input_jsonl is not None:
@@ -216,6 +234,7 @@ def chat(
     tree: TreeOption = None,
     tree_nodes: TreeNodesOption = None,
     num_speculative_tokens: DraftLengthOption = None,
+    q_passes: QPassesOption = None,
     no_speculation: PlainOption = False,
     max_model_len: ContextOption = None,
     tokenizer: TokenizerOption = None,
@@ -242,7 +261,17 @@ def chat(
     llm = _open(
         model,
         demo,
-        _speculation(speculative_model, method, tree, tree_nodes, num_speculative_tokens, no_speculation),
+        _speculation(
+            {
+                "model": speculative_model,
+                "method": method,
+                "tree": tree,
+                "tree_nodes": tree_nodes,
+                "num_speculative_tokens": num_speculative_tokens,
+                "q_passes": q_passes,
+            },
+            no_speculation,
+        ),
         revision=revision,
         max_model_len=max_model_len,
         max_num_seqs=1,
@@ -411,6 +440,9 @@ def doctor(
         raise typer.Exit(1)
 
 
+app.command()(bench)
+
+
 def _open(model: str | None, demo: bool, speculation: dict[str, Any] | None, **options: Any) -> LLM:
     from specpilot_rs.errors import OptionError
     from specpilot_rs.llm import LLM
@@ -437,21 +469,7 @@ def _report_check(check: dict[str, Any] | None) -> None:
         )
 
 
-def _speculation(
-    model: str | None,
-    method: str | None,
-    tree: str | None,
-    tree_nodes: int | None,
-    num_speculative_tokens: int | None,
-    plain: bool,
-) -> dict[str, Any] | None:
-    given = {
-        "model": model,
-        "method": method,
-        "tree": tree,
-        "tree_nodes": tree_nodes,
-        "num_speculative_tokens": num_speculative_tokens,
-    }
+def _speculation(given: dict[str, Any], plain: bool) -> dict[str, Any] | None:
     config = {name: value for name, value in given.items() if value is not None}
     if plain and config:
         raise request_error(f"--no-speculation does not go with {', '.join(config)}")
@@ -507,53 +525,14 @@ def _report(outputs: list[RequestOutput], before: str = "") -> None:
 
     num_tokens = sum(output.metrics.num_output_tokens for output in outputs)
     num_passes = sum(output.metrics.num_target_passes for output in outputs)
+    # A prompt's own pass gives the first token of its output, and is not among these passes.
+    num_later = sum(max(0, output.metrics.num_output_tokens - 1) for output in outputs)
     typer.echo(before, nl=False)
     typer.echo(
-        f"{num_tokens} tokens in {num_passes} target passes ({tokens_per_pass(outputs):.2f} per pass)",
+        f"{num_tokens} tokens, {num_later} of them in {num_passes} target passes after those of prompts "
+        f"({tokens_per_pass(outputs):.2f} per pass)",
         err=True,
     )
-
-
-def _writable(path: Path) -> Path:
-    """Returns the file that results for `path` go to: where its symlinks lead, or the path itself.
-
-    Raises:
-        RequestError: Nothing can be written there; better said before decoding than after.
-    """
-    try:
-        if path.is_dir():
-            raise request_error(f"{path}: expected a file to write results to, got a directory")
-        # Devices and pipes keep the name given: where /dev/stdout leads to need not be a name that opens.
-        target = path if path.exists() and not path.is_file() else path.resolve()
-        if not target.parent.is_dir():
-            raise request_error(f"{path}: its directory does not exist")
-        if not os.access(target if target.exists() else target.parent, os.W_OK):
-            raise request_error(f"{path}: may not be written to")
-    except (OSError, RuntimeError, ValueError) as error:  # an impossible name, a loop of symlinks
-        raise request_error(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    return target
-
-
-@contextmanager
-def _writing(target: Path) -> Iterator[Any]:
-    """Opens what takes a regular file's place at the end, so that no half-written one is ever there.
-
-    Anything else (a device, a pipe) is written directly, and so is a file whose directory takes no new ones.
-    """
-    exists = target.exists()
-    if exists and not (target.is_file() and os.access(target.parent, os.W_OK)):
-        with target.open("wb") as handle:
-            yield handle
-        return
-    partial = target.with_name(f".specpilot.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as handle:
-            yield handle
-        if exists:
-            partial.chmod(stat.S_IMODE(target.stat().st_mode))
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def main() -> None:

@@ -27,10 +27,10 @@ from specpilot_rs.options import (
     EngineOptions,
     SamplingParams,
     SpeculativeConfig,
+    integers_of,
     nearest,
     refuse_unknown_options,
     shown,
-    token_ids_of,
     without_neutral,
 )
 from specpilot_rs.outputs import RequestOutput, StreamOutput
@@ -121,6 +121,7 @@ class LLM:
                 tree=speculation.tree,
                 tree_nodes=speculation.tree_nodes,
                 q_passes=speculation.q_passes,
+                q_head=speculation.q_head,
                 verify_costs=speculation.verify_costs,
                 min_confidence=speculation.min_confidence,
                 prompt_lookup_min=speculation.prompt_lookup_min,
@@ -389,7 +390,7 @@ class LLM:
 
     def _checked_ids(self, token_ids: Sequence[int]) -> list[int]:
         vocab_size = int(self._plan["vocab_size"])
-        checked = token_ids_of(token_ids)
+        checked = integers_of(token_ids)
         if checked is None:
             raise RequestError(
                 "prompt_token_ids should be token ids, a list or array of integers, "
@@ -447,7 +448,10 @@ def _drafter_directory(speculation: SpeculativeConfig | None) -> str | None:
     if speculation is None or speculation.method == "ngram":
         return None
     if speculation.model is None:
-        raise OptionError("speculative_config needs `model`, the drafter's directory or hub id")
+        raise OptionError(
+            "speculative_config needs `model`, the drafter's directory or hub id, "
+            "or method 'ngram', which has none"
+        )
     return str(model_directory(speculation.model, speculation.revision))
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import numbers
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -123,6 +124,7 @@ MAX_INTEGER = 2**31 - 1
 _MAX_THREADS = 256
 _MAX_Q_PASSES = 8
 _MAX_TREE_NODES = 64
+_MAX_DRAFT_TOKENS = _MAX_TREE_NODES - 1
 _MAX_LOOKUP = 64
 
 _Refuse = Callable[[str, str, object], NoReturn]
@@ -138,9 +140,10 @@ def as_integer(value: object) -> int | None:
         return None
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
+    """Says whether a value, of any library, is a finite number and no truth value."""
     try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # an integer beyond all floats
         return False
 
@@ -203,10 +206,15 @@ class EngineOptions:
     seed: int = _option(0, "Seed of requests that sample and bring none of their own.")
     num_threads: int | None = _option(None, "Worker threads on the CPU; all cores if omitted.")
     method: str | None = _option(None, "Drafter method; read from the drafter's checkpoint if omitted.")
-    num_speculative_tokens: int | None = _option(None, "Drafted positions; the drafter's block if omitted.")
+    num_speculative_tokens: int | Sequence[int] | None = _option(
+        None, "Drafted positions, or those of each draft; the drafter's block if omitted."
+    )
     tree: str | None = _option(None, "Tree policy; the best that the drafter's scores allow if omitted.")
-    tree_nodes: int | None = _option(None, "Rows verified at once, root included; 1 is plain decoding.")
+    tree_nodes: int | Sequence[int] | None = _option(
+        None, "Rows of a tree or of each pass's tree, root included; 1 is plain decoding."
+    )
     q_passes: int = _option(0, "Passes through the 8-bit view before the exact one.")
+    q_head: str = _option("auto", "LM head of those passes: auto, exact or int8.")
     verify_costs: Sequence[float] | None = _option(
         None, "Cost of a step that verifies 1, 2, ... rows; trees grow while rows pay."
     )
@@ -219,18 +227,17 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         """Refuses values whose type Rust could not even read."""
-        for name in ("dtype", "device", "weight_format", "head"):
+        for name in ("dtype", "device", "weight_format", "head", "q_head"):
             _require(is_text(getattr(self, name)), name, "a string", getattr(self, name))
         for name, most, optional in (
             ("max_model_len", MAX_INTEGER, True),
             ("max_num_seqs", MAX_INTEGER, False),
             ("num_threads", _MAX_THREADS, True),
-            ("num_speculative_tokens", MAX_INTEGER, True),
-            ("tree_nodes", _MAX_TREE_NODES, True),
         ):
             _set_integer(self, name, 1, most, _refuse_option, optional=optional)
         _set_integer(self, "q_passes", 0, _MAX_Q_PASSES, _refuse_option)
         _set_integer(self, "seed", 0, MAX_INTEGER, _refuse_option)
+        _set_sizes(self)
         share = self.gpu_memory_utilization
         _require(
             _is_number(share) and 0 < share <= 1,
@@ -238,6 +245,24 @@ class EngineOptions:
             "a number above 0 and at most 1",
             share,
         )
+        object.__setattr__(self, "gpu_memory_utilization", float(share))
+
+
+def _set_sizes(options: EngineOptions | SpeculativeConfig) -> None:
+    """Checks what may be one number for all trees or one for each."""
+    for name, most in (
+        ("num_speculative_tokens", _MAX_DRAFT_TOKENS),
+        ("tree_nodes", _MAX_TREE_NODES),
+    ):
+        value = getattr(options, name)
+        sizes = integers_of(value)
+        if sizes is None:
+            _set_integer(options, name, 1, most, _refuse_option, optional=True)
+            continue
+        expected = f"an integer in 1..={most}, one for each of the {options.q_passes + 1} trees, or None"
+        fits = len(sizes) == options.q_passes + 1 and all(1 <= size <= most for size in sizes)
+        _require(fits, name, expected, value)
+        object.__setattr__(options, name, tuple(sizes))
 
 
 def _refuse_option(name: str, expected: str, got: object) -> NoReturn:
@@ -258,13 +283,9 @@ def _require_choice(name: str, value: str | None, valid: Sequence[str]) -> None:
 def _costs_of(value: Sequence[float] | None) -> tuple[float, ...] | None:
     if value is None:
         return None
-    if (
-        isinstance(value, Sequence)
-        and not isinstance(value, str | bytes)
-        and value
-        and all(_is_number(cost) and cost > 0 for cost in value)
-    ):
-        return tuple(float(cost) for cost in value)
+    costs = _items_of(value)
+    if costs and all(_is_number(cost) and cost > 0 for cost in costs):
+        return tuple(map(float, costs))
     _refuse_option("verify_costs", "positive costs of steps with 1, 2, ... rows, or None", value)
 
 
@@ -276,13 +297,18 @@ class SpeculativeConfig:
     method: str | None = _option(
         None, f"Drafter method: {', '.join(METHODS)}; found from the checkpoint if omitted."
     )
-    num_speculative_tokens: int | None = _option(
+    num_speculative_tokens: int | Sequence[int] | None = _option(
         None,
-        "Drafted positions, more or fewer than the drafter was trained for; its usual number if omitted.",
+        "Drafted positions, more or fewer than the drafter was trained for; its usual number if omitted. "
+        "With q_passes perhaps a list: one number for each draft.",
     )
     revision: str | None = _option(None, "Revision of the drafter on the hub.")
     tree: str | None = _option(None, f"Tree policy: {', '.join(TREES)}.")
-    tree_nodes: int | None = _option(None, "Rows verified at once, root included; 1 is plain decoding.")
+    tree_nodes: int | Sequence[int] | None = _option(
+        None,
+        "Rows verified at once, root included; 1 is plain decoding. With q_passes perhaps a list: one number "
+        "for the tree of each pass.",
+    )
     verify_costs: Sequence[float] | None = _option(
         None, "Measured cost of a step that verifies 1, 2, ... rows: trees grow only while rows pay."
     )
@@ -294,6 +320,11 @@ class SpeculativeConfig:
     q_passes: int = _option(
         0,
         "Passes through the 8-bit view before the exact one: each marks a path, and a draft follows its end.",
+    )
+    q_head: str = _option(
+        "auto",
+        "LM head of those passes: int8 (an INT8 copy taken at its word), exact, or auto (int8 where `head` "
+        "is screened and so has that copy).",
     )
     tuning: str = _option(
         "auto", "auto (use a tuned profile where one is known; this release knows none) or off."
@@ -312,14 +343,15 @@ class SpeculativeConfig:
         """Refuses what no model could honour."""
         _require_choice("method", self.method, METHODS)
         _require_choice("tree", self.tree, TREES)
+        _require_choice("q_head", self.q_head, ("auto", "exact", "int8"))
+        _require(self.q_head is not None, "q_head", "a string", None)
         if isinstance(self.model, os.PathLike):
             object.__setattr__(self, "model", os.fspath(self.model))
         for name in ("model", "revision"):
             value = getattr(self, name)
             _require(value is None or is_text(value), name, "a string", value)
-        _set_integer(self, "num_speculative_tokens", 1, MAX_INTEGER, _refuse_option, optional=True)
-        _set_integer(self, "tree_nodes", 1, _MAX_TREE_NODES, _refuse_option, optional=True)
         _set_integer(self, "q_passes", 0, _MAX_Q_PASSES, _refuse_option)
+        _set_sizes(self)
         for name in ("prompt_lookup_min", "prompt_lookup_max"):
             _set_integer(self, name, 1, _MAX_LOOKUP, _refuse_option, optional=True)
             _require(
@@ -328,10 +360,17 @@ class SpeculativeConfig:
                 'left out unless method is "ngram"',
                 getattr(self, name),
             )
+        for name in ("model", "revision"):
+            _require(
+                self.method != "ngram" or getattr(self, name) is None,
+                name,
+                "left out for method ngram, which has none",
+                getattr(self, name),
+            )
         _require(
-            self.method != "ngram" or self.model is None,
+            self.model not in METHODS or os.path.isdir(self.model),
             "model",
-            "left out for method ngram, which has none",
+            "a drafter's directory or hub id; the name of a method is for `method`",
             self.model,
         )
         object.__setattr__(self, "verify_costs", _costs_of(self.verify_costs))
@@ -341,6 +380,7 @@ class SpeculativeConfig:
             "a number from 0 to below 1",
             self.min_confidence,
         )
+        object.__setattr__(self, "min_confidence", float(self.min_confidence))
         _require(
             isinstance(self.tuning, str) and self.tuning in ("auto", "off"),
             "tuning",
@@ -442,7 +482,7 @@ class SamplingParams:
         stops = self.stop_strings
         if not all(is_text(text) and text for text in stops):
             _refuse("stop", "a non-empty string of valid Unicode or several", self.stop)
-        ids = token_ids_of(() if self.stop_token_ids is None else self.stop_token_ids)
+        ids = integers_of(() if self.stop_token_ids is None else self.stop_token_ids)
         if ids is None or not all(0 <= token <= MAX_INTEGER for token in ids):
             _refuse("stop_token_ids", "a list of token ids", self.stop_token_ids)
         object.__setattr__(self, "stop", stops)
@@ -481,19 +521,26 @@ class SamplingParams:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
-def token_ids_of(items: object) -> list[int] | None:
+def integers_of(items: object) -> list[int] | None:
     """Returns the integers of a list, a tuple or an integer array, or None for anything else."""
-    if isinstance(items, str | bytes | bytearray) or not isinstance(items, Sequence):
-        shape = getattr(items, "shape", None)
-        if not isinstance(shape, tuple) or len(shape) != 1:
-            return None
     ids = []
-    for item in items:  # type: ignore[attr-defined]
+    listed = _items_of(items)
+    for item in () if listed is None else listed:
         number = as_integer(item)
         if number is None:
             return None
         ids.append(number)
-    return ids
+    return None if listed is None else ids
+
+
+def _items_of(value: object) -> list[Any] | None:
+    """Returns the items of a list, a tuple or an array of one dimension, or None for anything else."""
+    if isinstance(value, str | bytes | bytearray) or not isinstance(value, Sequence):
+        shape = getattr(value, "shape", None)
+        if not isinstance(shape, tuple) or len(shape) != 1:
+            return None
+    items: Iterable[Any] = value  # type: ignore[assignment]
+    return list(items)
 
 
 def _is_same(value: object, only: object) -> bool:

@@ -15,6 +15,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::error::{DrafterError, Error};
+use crate::kernels::paths::MAX_PATH_ROWS;
 use crate::model::config_file::ConfigFile;
 use crate::options::EngineOptions;
 use crate::weights::Checkpoint;
@@ -154,9 +155,20 @@ impl DrafterConfig {
     /// Draft tokens when nothing is said.
     pub fn usual_draft_tokens(&self) -> usize {
         match self {
-            Self::Block(config) => config.block_size - config.first_row,
+            // The anchor takes one of a path's rows, so a block whose row 0 drafts may have one row too many.
+            Self::Block(config) => (config.block_size - config.first_row).min(MAX_PATH_ROWS - 1),
             Self::Eagle3(_) => eagle3::USUAL_DRAFT_TOKENS,
             Self::Ngram(_) => super::ngram::USUAL_DRAFT_TOKENS,
+        }
+    }
+
+    /// Parents per position and children of each, for a tree of `tree_nodes` rows. Larger trees find use for unlikelier
+    /// parents; EAGLE-3, whose scores of unlikely siblings are too high and which pays a row of a forward for each
+    /// parent, for fewer than others. Measured: benches/record/2026-11-29-acceptance-report.md.
+    pub fn usual_width(&self, tree_nodes: usize) -> usize {
+        match self {
+            Self::Eagle3(_) => (tree_nodes / 8).clamp(4, 8),
+            Self::Block(_) | Self::Ngram(_) => (tree_nodes / 4).clamp(8, 16),
         }
     }
 
@@ -170,6 +182,14 @@ impl DrafterConfig {
         match self {
             Self::Block(config) => config.method.has_conditional_scores(),
             Self::Eagle3(_) | Self::Ngram(_) => true,
+        }
+    }
+
+    /// Whether drafts say how sure they are, which `min_confidence` goes by.
+    pub fn has_confidence_head(&self) -> bool {
+        match self {
+            Self::Block(config) => config.method.confidence().is_some(),
+            Self::Eagle3(_) | Self::Ngram(_) => false,
         }
     }
 

@@ -152,6 +152,45 @@ impl Proposal {
         }
     }
 
+    /// The likeliest tokens of each position, at most `most`, best first. A token counts by the best path that ends in
+    /// it (ties: the one seen first). For showing: it allocates.
+    pub fn likeliest_by_position(&self, most: usize) -> Vec<Vec<u32>> {
+        // Per list the position of its candidates and the score of the best path to it; parents come first.
+        let mut reached: Vec<Option<(usize, f64)>> = vec![None; self.lists.len()];
+        if let Some(first) = reached.first_mut() {
+            *first = Some((0, 0.0));
+        }
+        let mut positions: Vec<Vec<(u32, f64)>> = Vec::new();
+        for list in 0..self.lists.len() {
+            let Some((position, score)) = reached[list] else {
+                continue;
+            };
+            positions.resize_with(positions.len().max(position + 1), Vec::new);
+            let children = self.children(list as ListId);
+            for (slot, &token_id) in children.token_ids.iter().enumerate() {
+                let score = score + f64::from(children.log_probs[slot]);
+                match positions[position].iter_mut().find(|t| t.0 == token_id) {
+                    Some(seen) => seen.1 = seen.1.max(score),
+                    None => positions[position].push((token_id, score)),
+                }
+                let at = Candidate {
+                    list: list as ListId,
+                    slot,
+                };
+                if let Some(below) = self.below(at) {
+                    let best = reached[below as usize].map_or(score, |(_, best)| best.max(score));
+                    reached[below as usize] = Some((position + 1, best));
+                }
+            }
+        }
+        let best_first = |mut tokens: Vec<(u32, f64)>| {
+            tokens.retain(|t| t.1 > f64::NEG_INFINITY);
+            tokens.sort_by(|a, b| b.1.total_cmp(&a.1));
+            tokens.into_iter().take(most).map(|t| t.0).collect()
+        };
+        positions.into_iter().map(best_first).collect()
+    }
+
     /// The list below a candidate, if it has children.
     pub fn below(&self, parent: Candidate) -> Option<ListId> {
         let parts = &self.lists[parent.list as usize];
@@ -185,6 +224,22 @@ mod tests {
         assert_eq!(proposal.below(at(below[0], 0)), Some(last));
         assert_eq!(proposal.children(last).token_ids, [8]);
         assert_eq!(proposal.below(at(last, 0)), None);
+    }
+
+    #[test]
+    fn tokens_of_a_position_count_by_their_best_path() {
+        let mut proposal = Proposal::default();
+        assert!(proposal.likeliest_by_position(4).is_empty());
+        proposal.push_level(&[7, 9], &[-1.0, -0.5], 1);
+        // Below 7: 4 at -1.25 in all, 5 at -6; below 9: 4 at -8.5, 5 at -1.5, and 6 is impossible after both.
+        let impossible = f32::NEG_INFINITY;
+        let scores = [-0.25, -5.0, impossible, -8.0, -1.0, impossible];
+        proposal.push_level(&[4, 5, 6], &scores, 2);
+        proposal.push_level(&[8, 3], &[-2.0, -2.0], 1);
+        let wanted: [&[u32]; 3] = [&[9, 7], &[4, 5], &[8, 3]];
+        assert_eq!(proposal.likeliest_by_position(4), wanted);
+        let firsts: [&[u32]; 3] = [&[9], &[4], &[8]];
+        assert_eq!(proposal.likeliest_by_position(1), firsts);
     }
 
     #[test]

@@ -55,6 +55,15 @@ pub use head::ScreenedHead;
 pub use head_codes::ScreenScan;
 pub use rows::Interval;
 
+/// What the choice among the channels goes by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadScores {
+    /// The engine's logits: the dense path's token.
+    Logits,
+    /// What the INT8 copy alone says they are, for choices that decide nothing.
+    Estimates,
+}
+
 /// Arguments of [`LmHeadScreen`].
 pub struct LmHeadScreenArgs<'a> {
     /// Final hidden rows `[num_rows, in_features]`.
@@ -65,13 +74,16 @@ pub struct LmHeadScreenArgs<'a> {
     pub head: &'a ScreenedHead,
     /// The LM head `[vocab_size, in_features]`.
     pub exact: &'a PackedBf16,
+    /// What the largest is the largest of. By estimates no channel is multiplied exactly: nothing survives, and what
+    /// cannot be screened is decided densely as ever.
+    pub scores: HeadScores,
     /// Per row, the ids that may not be chosen.
     pub masked: &'a MaskedIds,
     /// Room for the logits of rows that take the dense path, `[num_rows, vocab_size]`.
     pub dense_logits: &'a mut Buffer<f32>,
     /// Result, one id per row.
     pub token_ids: &'a mut [u32],
-    /// Result, the exact logits of these ids.
+    /// Result, the logits of these ids, or their estimates.
     pub best_logits: &'a mut [f32],
     /// Per row, how many channels the bounds left; 0 for a row that was not screened.
     pub survivors: &'a mut [u32],
@@ -129,7 +141,10 @@ fn screen(device: &HostDevice, isa: Isa, args: LmHeadScreenArgs<'_>) {
     let mut scan_rows = Vec::new();
     for (row, x) in x.chunks_exact(k).enumerate() {
         (args.survivors[row], args.fell_back[row]) = (0, true);
-        if let Some(coded) = rows::CodedRow::new(x, args.head) {
+        if let Some(mut coded) = rows::CodedRow::new(x, args.head) {
+            if args.scores == HeadScores::Estimates {
+                coded.take_for_exact();
+            }
             screened.push(row);
             scan_rows.push(scan::ScanRow {
                 coded,
@@ -145,6 +160,13 @@ fn screen(device: &HostDevice, isa: Isa, args: LmHeadScreenArgs<'_>) {
     let limit = most_survivors(args.exact.out_features());
     let mut survivors = Vec::new();
     for (row, candidates) in screened.into_iter().zip(candidates) {
+        if args.scores == HeadScores::Estimates {
+            if let Some((estimate, id)) = candidates.best() {
+                (args.token_ids[row], args.best_logits[row]) = (id, estimate as f32);
+                args.fell_back[row] = false;
+            }
+            continue;
+        }
         let first = survivors.len();
         survivors.extend(
             candidates

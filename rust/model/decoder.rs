@@ -12,7 +12,7 @@ use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Epilogue, Product};
 use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
 use crate::kernels::gate::{Gate, GateArgs, GateKind};
-use crate::kernels::lm_head_screen::ScreenedHead;
+use crate::kernels::lm_head_screen::{HeadScores, ScreenedHead};
 use crate::kernels::paths::{LaunchKey, RowPaths};
 use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
@@ -257,8 +257,8 @@ impl Decoder {
         self.head.last_logits()
     }
 
-    /// Greedy tokens of chosen rows of the last forward, `masked` listing the ids that each may not choose; screened
-    /// where the engine screens.
+    /// Greedy tokens by `scores` of chosen rows of the last forward, `masked` listing the ids that each may not choose;
+    /// by the INT8 copy where the engine has one.
     ///
     /// # Errors
     /// [`KernelError`] when a kernel refuses its arguments.
@@ -267,10 +267,11 @@ impl Decoder {
         device: &Device,
         rows: &[u32],
         masked: &[&[u32]],
+        scores: HeadScores,
     ) -> Result<TokenChoices> {
         let hidden = &self.workspace.hidden;
         self.head
-            .choose(device, &self.weights, hidden, rows, masked)
+            .choose(device, &self.weights, hidden, rows, masked, scores)
     }
 
     /// Tokens after chosen rows by all logits, which [`Self::last_logits`] then gives: the greedy ones, or as each row's

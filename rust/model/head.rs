@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::kernels::Kernel;
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
 use crate::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
-use crate::kernels::lm_head_screen::{LmHeadScreen, LmHeadScreenArgs, ScreenedHead};
+use crate::kernels::lm_head_screen::{HeadScores, LmHeadScreen, LmHeadScreenArgs, ScreenedHead};
 use crate::kernels::masked_ids::MaskedIds;
 use crate::kernels::sample_rows::{RowSampler, SampleRows, SampleRowsArgs};
 use crate::kernels::simd::bytes::has_byte_products;
@@ -196,7 +196,8 @@ impl Head {
         })
     }
 
-    /// Greedy tokens of `rows` of `hidden`, screened where there is an INT8 copy.
+    /// Greedy tokens of `rows` of `hidden` by `scores`, which an INT8 copy gives where there is one; all logits
+    /// serve for either.
     pub(super) fn choose(
         &mut self,
         device: &Device,
@@ -204,6 +205,7 @@ impl Head {
         hidden: &Buffer<f32>,
         rows: &[u32],
         masked: &[&[u32]],
+        scores: HeadScores,
     ) -> Result<TokenChoices> {
         self.gather(device, hidden, rows, weights)?;
         self.masked.fill(device, masked)?;
@@ -221,6 +223,7 @@ impl Head {
                 num_rows,
                 head,
                 exact,
+                scores,
                 masked: &self.masked,
                 dense_logits: &mut self.logits,
                 token_ids: &mut token_ids,

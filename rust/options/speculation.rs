@@ -63,6 +63,25 @@ impl FromStr for TreePolicy {
     }
 }
 
+/// The LM head of Q passes, whose choices mark a path and decide nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QHead {
+    /// That of exact passes.
+    Exact,
+    /// The INT8 copy that exact passes screen with, taken at its word.
+    Int8,
+}
+
+impl QHead {
+    /// The value of the option `q_head`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Int8 => "int8",
+        }
+    }
+}
+
 /// What scores a proposal should hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DraftScores {
@@ -74,7 +93,53 @@ pub enum DraftScores {
     Conditional,
 }
 
-/// How trees are drafted and grown, fixed for an engine.
+/// How an engine speculates: a tree for every pass.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SpeculationPlan {
+    /// How the trees of each pass are drafted and grown, in the order of the passes and never none. The last belongs to
+    /// the exact pass; those before it to Q passes, which go through the 8-bit view of the weights, mark a path, and are
+    /// followed by a draft from its end.
+    pub trees: Vec<TreePlan>,
+    /// What greedy choices of a Q pass go by.
+    pub q_head: QHead,
+}
+
+impl SpeculationPlan {
+    /// Plain decoding.
+    pub fn plain() -> Self {
+        Self {
+            trees: vec![TreePlan::PLAIN],
+            q_head: QHead::Exact,
+        }
+    }
+
+    /// Passes through the 8-bit view before the exact one.
+    pub fn q_passes(&self) -> usize {
+        self.trees.len() - 1
+    }
+
+    /// Most rows that an exact pass verifies for one request: a path through each tree but the last, and that.
+    pub fn pass_rows(&self) -> usize {
+        let rows = self.trees.iter().map(|tree| tree.tree_nodes);
+        rows.sum::<usize>().min(MAX_TREE_NODES)
+    }
+
+    /// Most positions that one draft has.
+    pub fn max_draft_tokens(&self) -> usize {
+        self.largest(|tree| tree.num_draft_tokens)
+    }
+
+    /// Most candidates per position of one draft.
+    pub fn max_width(&self) -> usize {
+        self.largest(|tree| tree.width)
+    }
+
+    fn largest(&self, of: impl Fn(&TreePlan) -> usize) -> usize {
+        self.trees.iter().map(of).max().unwrap_or(0)
+    }
+}
+
+/// How the trees of one pass are drafted and grown, fixed for an engine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TreePlan {
     /// Growth policy.
@@ -89,8 +154,6 @@ pub struct TreePlan {
     /// Candidates per position; of conditional scores candidates per parent and, where each parent costs the drafter
     /// work, parents per position.
     pub width: usize,
-    /// Passes through the 8-bit view before the exact one, each of which marks a path and is followed by another draft.
-    pub q_passes: usize,
     /// Drafts stop where a confidence head's estimate that the path is accepted so far falls below this; 0 = nowhere.
     pub min_confidence: f32,
     /// Trees stop growing where more rows stop paying; `None` = they always grow to `tree_nodes`.
@@ -105,15 +168,9 @@ impl TreePlan {
         num_draft_tokens: 0,
         scores: DraftScores::Greedy,
         width: 1,
-        q_passes: 0,
         min_confidence: 0.0,
         verify_costs: None,
     };
-
-    /// Most rows that an exact pass verifies for one request.
-    pub fn pass_rows(&self) -> usize {
-        (self.tree_nodes * (1 + self.q_passes)).min(MAX_TREE_NODES)
-    }
 }
 
 /// Measured cost of a whole step (draft and exact pass) by the rows that it verifies.

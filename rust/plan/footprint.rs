@@ -81,7 +81,7 @@ impl Footprint {
             weights: WeightBytes::of(
                 config,
                 holdings.format,
-                limits.tree.q_passes > 0,
+                limits.speculation.q_passes() > 0,
                 holdings.headers,
                 holdings.backend,
             ),

@@ -5,6 +5,7 @@ use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
+use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -13,6 +14,7 @@ use crate::drafter::config::DrafterConfig;
 use crate::engine::{self, Record};
 use crate::error::{DeviceError, InternalError, Result};
 use crate::model::ModelConfig;
+use crate::options::speculation::{SpeculationPlan, TreePlan};
 use crate::options::{EngineOptions, PromptLookup};
 use crate::plan::footprint::ACTIVATION_DTYPE;
 use crate::request::{Sampling, SamplingParams, Seed};
@@ -226,10 +228,11 @@ pub(super) fn extract_options(options: &Bound<'_, PyAny>) -> PyResult<EngineOpti
         num_threads: options.getattr("num_threads")?.extract()?,
         extra_eos_token_ids: options.getattr("extra_eos_token_ids")?.extract()?,
         method: options.getattr("method")?.extract()?,
-        num_speculative_tokens: options.getattr("num_speculative_tokens")?.extract()?,
+        num_speculative_tokens: sizes_of(options, "num_speculative_tokens")?,
         tree: options.getattr("tree")?.extract()?,
-        tree_nodes: options.getattr("tree_nodes")?.extract()?,
+        tree_nodes: sizes_of(options, "tree_nodes")?,
         q_passes: options.getattr("q_passes")?.extract()?,
+        q_head: options.getattr("q_head")?.extract()?,
         min_confidence: options.getattr("min_confidence")?.extract()?,
         verify_costs: options.getattr("verify_costs")?.extract()?,
         prompt_lookup: PromptLookup {
@@ -324,16 +327,37 @@ impl Description {
         dict.set_item("method", self.method)?;
         dict.set_item("drafter", self.drafter)?;
         let speculating = self.method.is_some();
-        dict.set_item(
-            "tree",
-            speculating.then(|| self.plan.limits.tree.policy.name()),
-        )?;
-        dict.set_item("tree_nodes", self.plan.limits.tree.tree_nodes)?;
-        dict.set_item("q_passes", self.plan.limits.tree.q_passes)?;
-        dict.set_item(
-            "num_speculative_tokens",
-            self.plan.limits.tree.num_draft_tokens,
-        )?;
+        let speculation = &self.plan.limits.speculation;
+        let policy = speculation.trees[0].policy;
+        dict.set_item("tree", speculating.then(|| policy.name()))?;
+        dict.set_item("tree_nodes", sizes(py, speculation, |t| t.tree_nodes)?)?;
+        dict.set_item("q_passes", speculation.q_passes())?;
+        let has_q_passes = speculation.q_passes() > 0;
+        dict.set_item("q_head", has_q_passes.then(|| speculation.q_head.name()))?;
+        let draft_lengths = sizes(py, speculation, |tree| tree.num_draft_tokens)?;
+        dict.set_item("num_speculative_tokens", draft_lengths)?;
         Ok(dict)
+    }
+}
+
+/// A size of all trees or of each, as Python holds it: a number, a sequence or `None`.
+fn sizes_of(options: &Bound<'_, PyAny>, name: &str) -> PyResult<Vec<usize>> {
+    let value = options.getattr(name)?;
+    if value.is_none() {
+        return Ok(Vec::new());
+    }
+    value.extract().or_else(|_| Ok(vec![value.extract()?]))
+}
+
+/// The same the other way: a number where all trees are alike.
+pub(super) fn sizes<'py>(
+    py: Python<'py>,
+    plan: &SpeculationPlan,
+    of: impl Fn(&TreePlan) -> usize,
+) -> PyResult<Bound<'py, PyAny>> {
+    let sizes: Vec<usize> = plan.trees.iter().map(of).collect();
+    match sizes.iter().all(|&size| size == sizes[0]) {
+        true => sizes[0].into_bound_py_any(py),
+        false => sizes.into_bound_py_any(py),
     }
 }

@@ -42,6 +42,8 @@ mod core_module {
     /// What can be loaded, for those who judge a checkpoint before loading it.
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        // Loaded here, where Ctrl-C is an exception: at the first array it would be a panic.
+        module.py().import("numpy")?;
         let targets = PyDict::new(module.py());
         for (architecture, ignored_prefixes) in families::supported_architectures() {
             targets.set_item(architecture, PyTuple::new(module.py(), ignored_prefixes)?)?;

@@ -71,13 +71,17 @@ impl From<request::Metrics> for EngineMetrics {
     }
 }
 
-/// What one decode pass drafted and accepted.
+/// What one decode pass drafted and accepted: its tree (the marked path first; parent -1 is the root), and the greedy walk
+/// and the likeliest tokens of each position of the last draft, which follows the marked path.
 #[pyclass(frozen, get_all, module = "specpilot_rs._core")]
 pub struct RoundRecord {
     anchor_position: usize,
     draft_token_ids: Vec<u32>,
     parents: Vec<i64>,
     num_accepted: usize,
+    num_marked: usize,
+    greedy_token_ids: Vec<u32>,
+    candidate_token_ids: Vec<Vec<u32>>,
 }
 
 impl RoundRecord {
@@ -93,6 +97,9 @@ impl RoundRecord {
                 .map(|parent| parent.map_or(-1, |p| p as i64))
                 .collect(),
             num_accepted: pass.num_accepted,
+            num_marked: pass.num_marked,
+            greedy_token_ids: drafts.offer.greedy_token_ids,
+            candidate_token_ids: drafts.offer.candidate_token_ids,
         })
     }
 }

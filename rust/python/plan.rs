@@ -12,7 +12,7 @@ use crate::plan::footprint::{ACTIVATION_DTYPE, Footprint};
 use crate::plan::size::parse_size;
 use crate::plan::weight_bytes::{ASSUMED_ESCAPE_RATE, SizeBasis};
 
-use super::engine::{catch_panic, extract_options};
+use super::engine::{catch_panic, extract_options, sizes};
 
 /// Bytes that this process can still get; `None` where the operating system does not tell.
 #[pyfunction]
@@ -69,7 +69,10 @@ fn deployment_dict<'py>(py: Python<'py>, plan: &DeploymentPlan) -> PyResult<Boun
     dict.set_item("max_model_len", limits.max_model_len)?;
     dict.set_item("max_num_seqs", limits.max_num_seqs)?;
     dict.set_item("max_step_rows", limits.max_step_rows)?;
-    dict.set_item("tree_nodes", limits.tree.tree_nodes)?;
+    dict.set_item(
+        "tree_nodes",
+        sizes(py, &limits.speculation, |t| t.tree_nodes)?,
+    )?;
     dict.set_item("page_tokens", KV_BLOCK)?;
     dict.set_item("kv_page_bytes", footprint.kv_page)?;
     dict.set_item("drafter_page_bytes", footprint.drafter.page)?;

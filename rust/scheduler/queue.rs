@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::request::{FinishReason, Request, RequestId, State};
+use crate::request::{DraftOffer, FinishReason, Request, RequestId, State};
 use crate::step::types::{Batch, BatchEntry, Work};
 
 use super::rows::share_rows;
@@ -135,6 +135,7 @@ fn batch_entry(index: usize, request: &Request, rows: usize) -> Option<BatchEntr
         work,
         num_q_passes: 0,
         num_marked: 0,
+        offer: request.record_rounds.then(DraftOffer::default),
     })
 }
 

@@ -1,11 +1,12 @@
 //! Which token follows each row of a pass: the LM head for the rows that need one, each as its request decodes.
 //!
 //! In: rows with their positions and requests. Out: choices by row of the pass. Exact and Q passes choose here alike, so
-//! that a Q pass marks what the exact one would choose by the same noise. Greedy rows whose logits nobody wants may be
+//! that a Q pass marks what the exact one would choose by the same noise; only a Q pass may go by estimates. Greedy rows whose logits nobody wants may be
 //! screened; recorded and sampled rows go through all logits.
 
 use crate::device::Device;
 use crate::error::Result;
+use crate::kernels::lm_head_screen::HeadScores;
 use crate::kernels::sample_rows::RowSampler;
 use crate::model::decoder::Decoder;
 use crate::model::head::TokenChoices;
@@ -60,7 +61,8 @@ impl<'a> HeadRows<'a> {
         group.decides.push(row.decides);
     }
 
-    /// Chooses after the rows of the target's last forward, which had `num_rows` rows of `num_entries` entries.
+    /// Chooses after the rows of the target's last forward, which had `num_rows` rows of `num_entries` entries. Greedy
+    /// rows whose logits nobody wants go by `scores`.
     ///
     /// # Errors
     /// Whatever a kernel refuses.
@@ -70,6 +72,7 @@ impl<'a> HeadRows<'a> {
         target: &mut Decoder,
         num_rows: usize,
         num_entries: usize,
+        scores: HeadScores,
     ) -> Result<ChosenRows> {
         let mut chosen = ChosenRows {
             choices: vec![None; num_rows],
@@ -78,7 +81,7 @@ impl<'a> HeadRows<'a> {
         };
         let RowGroup { rows, masked, .. } = &self.greedy;
         if !rows.is_empty() {
-            let choices = target.choose(device, rows, masked)?;
+            let choices = target.choose(device, rows, masked, scores)?;
             self.greedy.note(&choices, &mut chosen);
         }
         // Last, so that its logits are those that can be read afterwards.

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::drafter::{ContextRows, Standing};
 use crate::error::Result;
-use crate::request::{DecodePass, Drafts, Request, ScreenCounts, State};
+use crate::request::{DecodePass, DraftOffer, Drafts, Request, ScreenCounts, State};
 
 use super::decode_step::ModelPair;
 use super::tree::TokenTree;
@@ -114,7 +114,7 @@ fn update(
             screening,
             num_q_passes: entry.num_q_passes,
             num_marked: entry.num_marked,
-            drafts: request.record_rounds.then(|| drafts_of(tree)),
+            drafts: entry.offer.as_ref().map(|offer| drafts_of(tree, offer)),
         }),
     }
     if !path.new_token_ids.is_empty() {
@@ -127,7 +127,7 @@ fn update(
     }
 }
 
-fn drafts_of(tree: &TokenTree) -> Drafts {
+fn drafts_of(tree: &TokenTree, offer: &DraftOffer) -> Drafts {
     Drafts {
         token_ids: tree.token_ids[1..].to_vec(),
         // Row 0 is the root, so a parent of a draft is the root or draft number row - 1.
@@ -135,6 +135,7 @@ fn drafts_of(tree: &TokenTree) -> Drafts {
             .iter()
             .map(|parent| parent.and_then(|row| row.checked_sub(1)))
             .collect(),
+        offer: offer.clone(),
     }
 }
 

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::kernels::paths::RowPaths;
 use crate::kernels::placed_rows::PlacedRows;
 use crate::model::decoder::Decoder;
-use crate::options::speculation::TreePlan;
+use crate::options::speculation::{SpeculationPlan, TreePlan};
 use crate::request::Request;
 
 use super::grow::TreeGrower;
@@ -54,14 +54,14 @@ pub struct DraftWorkspace {
 pub fn decode_step(
     pair: &mut ModelPair,
     requests: &mut [Request],
-    plan: &TreePlan,
+    plan: &SpeculationPlan,
     batch: Batch,
 ) -> Result<Committed> {
     let stems = draft::stems(pair, batch);
-    let mut trees = draft_trees(pair, plan, stems)?;
-    for _ in 0..plan.q_passes {
-        let marked = q_pass::mark(pair, requests, trees)?;
-        trees = draft_trees(pair, plan, marked)?;
+    let mut trees = draft_trees(pair, &plan.trees[0], stems)?;
+    for next in &plan.trees[1..] {
+        let marked = q_pass::mark(pair, requests, plan.q_head, trees)?;
+        trees = draft_trees(pair, next, marked)?;
     }
     let verified = verify::verify(pair, requests, trees)?;
     let accepted = accept::accept(requests, verified);

@@ -7,7 +7,9 @@
 
 use crate::drafter::{ContextRows, Standing};
 use crate::error::Result;
+use crate::kernels::lm_head_screen::HeadScores;
 use crate::kernels::w12_matmul::WeightView;
+use crate::options::speculation::QHead;
 use crate::request::Request;
 
 use super::choose::{ChosenRows, HeadRow, HeadRows};
@@ -16,11 +18,16 @@ use super::tree::TokenTree;
 use super::types::{BatchEntry, Choice, Stems, TokenTrees, Work};
 use super::verify;
 
-/// Marks the path of every tree that has branches; others stay as they are.
+/// Marks the path of every tree that has branches; others stay as they are. `head` gives the greedy choices.
 ///
 /// # Errors
 /// Whatever a kernel or the drafter refuses.
-pub fn mark(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> Result<Stems> {
+pub fn mark(
+    pair: &mut ModelPair,
+    requests: &[Request],
+    head: QHead,
+    trees: TokenTrees,
+) -> Result<Stems> {
     let TokenTrees {
         mut batch,
         mut trees,
@@ -38,6 +45,10 @@ pub fn mark(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> Re
             is_open,
         });
     }
+    let scores = match head {
+        QHead::Exact => HeadScores::Logits,
+        QHead::Int8 => HeadScores::Estimates,
+    };
     let rows = looked_at.iter().map(|&i| (&batch.entries[i], &trees[i]));
     verify::forward(pair, WeightView::Q, rows, None)?;
     let ModelPair {
@@ -63,7 +74,7 @@ pub fn mark(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> Re
     }
     let num_entries = batch.entries.len();
     let ChosenRows { choices, .. } =
-        wanted.choose(device, target, paths.num_rows(), num_entries)?;
+        wanted.choose(device, target, paths.num_rows(), num_entries, scores)?;
     for (segment, &i) in paths.segments().iter().zip(&looked_at) {
         let entry = &mut batch.entries[i];
         let (tree, request) = (&mut trees[i], &requests[entry.index]);

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use crate::model::decoder::ResidualProbe;
-use crate::request::{FinishReason, NonFiniteLogit, ScreenCounts};
+use crate::request::{DraftOffer, FinishReason, NonFiniteLogit, ScreenCounts};
 
 use super::tree::TokenTree;
 
@@ -29,6 +29,8 @@ pub struct BatchEntry {
     pub num_q_passes: usize,
     /// Tokens of the path that the last of them marked.
     pub num_marked: usize,
+    /// What the last draft held, for callers who asked to see drafts; `None` = nobody did.
+    pub offer: Option<DraftOffer>,
 }
 
 /// What an entry's rows are.

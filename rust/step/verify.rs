@@ -1,6 +1,7 @@
 //! Verify stage: one exact forward over the rows of all trees, then the target's choice after each row that needs one.
 
 use crate::error::Result;
+use crate::kernels::lm_head_screen::HeadScores;
 use crate::kernels::w12_matmul::WeightView;
 use crate::model::decoder::ResidualProbe;
 use crate::request::Request;
@@ -59,7 +60,13 @@ pub fn verify(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> 
         choices,
         screening,
         logit_rows,
-    } = wanted.choose(device, target, paths.num_rows(), num_entries)?;
+    } = wanted.choose(
+        device,
+        target,
+        paths.num_rows(),
+        num_entries,
+        HeadScores::Logits,
+    )?;
     let records = match probe {
         None => None,
         Some(probe) => {

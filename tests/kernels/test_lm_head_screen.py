@@ -223,3 +223,31 @@ def test_masking_every_id_is_refused():
 def test_wrong_width_is_refused():
     with pytest.raises(ValueError, match="`x` needs at least 18 elements, got 16"):
         kernels.lm_head_screen(np.ones((2, 8), np.float32), plain(np.random.default_rng(0), 3, 9), [[], []])
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 33])
+@pytest.mark.parametrize("weights", [plain, heavy_tailed, duplicated, equal_up_to_one_bit])
+def test_estimates_choose_by_the_codes_alone(weights, num_rows):
+    """The first of the largest centres of the bounds, whatever the exact logits are."""
+    rng = np.random.default_rng([num_rows, 3])
+    n, k = 300, 70
+    weight, x = weights(rng, n, k), normal(rng, num_rows, k)
+    masked = [list(map(int, rng.integers(0, n, 5))) for _ in range(num_rows)]
+    ids, estimates, survivors, fell_back, _ = kernels.lm_head_screen(x, weight, masked, estimates=True)
+    centres = kernels.lm_head_intervals(x, weight)[:, 0].reshape(num_rows, n)
+    for row, mask in enumerate(masked):
+        centres[row, mask] = -np.inf
+    np.testing.assert_array_equal(ids, centres.argmax(1))
+    np.testing.assert_array_equal(estimates, centres.max(1).astype(np.float32))
+    assert not survivors.any()
+    assert not fell_back.any()
+
+
+def test_rows_without_estimates_are_decided_densely():
+    rng = np.random.default_rng(8)
+    weight, x = plain(rng, 40, 32), normal(rng, 4, 32)
+    x[1], x[2, 3] = 0, np.nan
+    ids, best, _, fell_back, _ = kernels.lm_head_screen(x, weight, [[], [0, 1], [], []], estimates=True)
+    assert fell_back.tolist() == [False, True, True, False]
+    assert (ids[1], best[1]) == (2, 0)
+    assert not np.isfinite(best[2])

@@ -475,7 +475,7 @@ fn paths_beyond_a_pass_and_foreign_rows_are_refused() {
     assert!(matches!(
         cache.append(&model.device, &rows, &tails),
         Err(KernelError::BufferTooShort {
-            argument: "tail.k",
+            argument: "tail",
             ..
         })
     ));

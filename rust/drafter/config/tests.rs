@@ -117,6 +117,16 @@ fn the_demo_drafters_are_read() {
 
 /// Sizes and number of tensors of a published DFlash2 drafter whose file header is known.
 #[test]
+fn beams_widen_with_the_tree() {
+    let widths = |name: &str| {
+        let config = DrafterConfig::read(&demo(name)).unwrap();
+        [2, 16, 32, 48, 64].map(|tree_nodes| config.usual_width(tree_nodes))
+    };
+    assert_eq!(widths("dspark"), [8, 8, 8, 12, 16]);
+    assert_eq!(widths("eagle3"), [4, 4, 4, 6, 8]);
+}
+
+#[test]
 fn a_published_config_gives_the_published_tensors() {
     let config = json!({
         "hidden_size": 6656, "intermediate_size": 19968, "num_hidden_layers": 5, "num_attention_heads": 32,

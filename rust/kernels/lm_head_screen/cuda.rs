@@ -5,7 +5,7 @@
 
 use super::head_codes::{CHUNK_COLUMNS, HeadCodes, ScreenScan};
 use super::rescore::gap_of;
-use super::{LmHeadScreen, LmHeadScreenArgs, most_survivors};
+use super::{HeadScores, LmHeadScreen, LmHeadScreenArgs, most_survivors};
 use crate::device::cuda::{CudaDevice, Limits, Shape};
 use crate::error::KernelError;
 use crate::kernels::Kernel;
@@ -152,6 +152,11 @@ impl Scratch {
 
 /// Decides all rows; `args` passed `check`.
 pub(super) fn screen(device: &CudaDevice, args: LmHeadScreenArgs<'_>) -> Result<(), KernelError> {
+    if args.scores == HeadScores::Estimates {
+        return Err(KernelError::NoCuda {
+            kernel: "lm_head_screen by estimates",
+        });
+    }
     let num_rows = args.num_rows;
     if num_rows == 0 {
         return Ok(());
@@ -418,7 +423,8 @@ mod tests {
             (5120, 9, 16, 1),
             (5120, 17, 32, 2),
             (5120, 33, 32, 2),
-            (4096, 32, 32, 1),
+            (3072, 32, 32, 1),
+            (4096, 32, 32, 2),
             (8192, 32, 16, 2),
             (10_240, 5, 8, 1),
         ] {

@@ -78,6 +78,17 @@ impl CodedRow {
     pub(super) fn bound(&self) -> RowBound {
         self.bound
     }
+
+    /// From here on every interval is its centre.
+    pub(super) fn take_for_exact(&mut self) {
+        self.bound = RowBound {
+            step: self.bound.step,
+            norm: 0.0,
+            rest_norm: 0.0,
+            order: 0.0,
+            underflow: 0.0,
+        };
+    }
 }
 
 /// Codes one row. Written lane by lane over arrays, which the compiler turns into the chosen instructions.

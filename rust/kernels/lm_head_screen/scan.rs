@@ -87,6 +87,13 @@ impl Candidates {
         kept.filter_map(move |(upper, id)| (upper >= threshold).then_some(id))
     }
 
+    /// The largest upper bound and the first id that has it.
+    pub(super) fn best(self) -> Option<(f64, u32)> {
+        let largest = self.threshold.largest;
+        let mut found = self.found.into_iter();
+        found.find(|&(upper, _)| upper == largest)
+    }
+
     /// Takes in one tile's sums.
     #[inline(always)]
     fn visit(

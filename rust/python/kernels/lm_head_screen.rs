@@ -8,7 +8,7 @@ use super::{
     array_on, buffer, device_named, masked_on, nan_buffer_on, packed, packed_on, refused, run,
 };
 use crate::kernels::lm_head_screen::{
-    LmHeadScreen, LmHeadScreenArgs, ScreenScan, ScreenedHead, intervals,
+    HeadScores, LmHeadScreen, LmHeadScreenArgs, ScreenScan, ScreenedHead, intervals,
 };
 use crate::kernels::simd;
 
@@ -22,15 +22,17 @@ type Decisions<'py> = (
 );
 
 /// Greedy ids of `x @ weight.T`; `masked` lists the forbidden ids of each row. Gaps between the two largest logits on
-/// request.
+/// request. With `estimates` the ids are those of the INT8 copy alone.
 #[pyfunction]
-#[pyo3(signature = (x, weight, masked, with_gap=false, device="cpu", scan="auto"))]
+#[pyo3(signature = (x, weight, masked, with_gap=false, estimates=false, device="cpu", scan="auto"))]
+#[expect(clippy::too_many_arguments, reason = "a kernel's arguments")]
 pub(super) fn lm_head_screen<'py>(
     py: Python<'py>,
     x: PyReadonlyArray2<'py, f32>,
     weight: PyReadonlyArray2<'py, u16>,
     masked: Vec<Vec<u32>>,
     with_gap: bool,
+    estimates: bool,
     device: &str,
     scan: &str,
 ) -> PyResult<Decisions<'py>> {
@@ -61,6 +63,10 @@ pub(super) fn lm_head_screen<'py>(
             num_rows,
             head: &head,
             exact: &exact,
+            scores: match estimates {
+                true => HeadScores::Estimates,
+                false => HeadScores::Logits,
+            },
             masked: &masked_on(&device, &masked)?,
             dense_logits: &mut dense_logits,
             token_ids: &mut token_ids,

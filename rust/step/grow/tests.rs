@@ -95,7 +95,6 @@ fn plan(policy: TreePolicy, width: usize) -> TreePlan {
         scores: DraftScores::Conditional,
         width,
         min_confidence: 0.0,
-        q_passes: 0,
         verify_costs: None,
     }
 }
