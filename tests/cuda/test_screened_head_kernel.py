@@ -134,9 +134,9 @@ def test_wide_heads_with_near_ties(n: int, k: int, num_rows: int, scan: str) -> 
     clear = np.arange(num_rows) % 3 > 0
     x[clear] += 20 * from_bits(weight[rng.choice(twins[0], num_rows)])[clear]
     ids, survivors, fell_back = screen(x, weight, scan=scan)
-    assert not fell_back.any()
+    # Rows without a clear winner may keep more channels than a small head screens for.
+    np.testing.assert_array_equal(fell_back, survivors > most_survivors(n))
     assert (survivors[clear] <= 4).all()
-    assert survivors.max() < most_survivors(n)
     for first, count in [(0, 1), (3, 2), (num_rows - 7, 7)]:
         rows = slice(first, first + count)
         alone, counts, _ = screen(x[rows].copy(), weight, scan=scan)
