@@ -1,127 +1,185 @@
-// Gated DeltaNet over the rows of a pass: one launch where blocks come in clusters, four per chunk of rows where not.
+// Gated DeltaNet over the rows of a pass.
 //
-// The blocks of a key head share what its value heads have in common: each makes some of the keys, then some of the
-// products of keys, and leaves them in scratch, which lies in the L2 cache. In between they wait for each other. All
-// arithmetic is the same in both forms, and each row's is a function of its own path.
+// Where blocks come in clusters, those of a key head share the products of keys: each makes some and stores them in all.
+// Elsewhere each makes all, and the norm, which needs the lanes of several blocks, is a launch of its own. All arithmetic
+// is the same in both forms, and each row's is a function of its own path.
 #include "gdn_keys.cuh"
-#include "gdn_values.cuh"
+#include "gdn_output.cuh"
+#include "gdn_sums.cuh"
 
 extern __shared__ float4 dynamic_memory[];
 
-// Products with the states of all anchors, into this block's memory.
+// Keys and values of the chunk's nodes, and the decays that reach them. Warps take items in turn.
 template <u32 GROUPS>
-__device__ __forceinline__ void multiply_states(const Block& block, const Values<GROUPS>& values) {
-    for (u32 anchor = block.nodes.min_anchor; anchor <= block.nodes.max_anchor; anchor++) {
-        typename Values<GROUPS>::StateColumns state;
-        values.load_state(anchor, state);
-        values.multiply_state(anchor, state);
+__device__ __forceinline__ void make_inputs(const Block& block, const Values<GROUPS>& values) {
+    // From the last warp on: the first ones wait for what they loaded ahead.
+    const u32 plane = BLOCK_WARPS - 1 - block.warp;
+    if (plane < values.num_planes) values.make_weights(plane);
+    const Keys keys(block, values.taps(), values.taps_row);
+    const u32 num_items = block.count + (block.count * Values<GROUPS>::QUADS + WARP_LANES - 1) / WARP_LANES;
+    while (true) {
+        u32 item = 0;
+        if (block.lane == 0) item = atomicAdd(&block.nodes.next_item, 1u);
+        item = __shfl_sync(0xFFFFFFFF, item, 0);
+        if (item >= num_items) return;
+        if (item < block.count) {
+            keys.make(item, block.slice == 0);
+        } else {
+            values.make_values(item - block.count);
+        }
     }
 }
 
-// From the chunk's keys to d, o and the squares of o. `wait_for_products` returns when all products are in scratch.
-template <u32 GROUPS, typename Wait>
-__device__ __forceinline__ void make_updates(const Block& block, const Values<GROUPS>& values, Wait wait_for_products) {
-    values.make_gates();
-    values.make_values();
-    __syncthreads();
-    values.sum_decays();
-    multiply_states(block, values);
-    __syncthreads();
-    typename Values<GROUPS>::Sums sums = {};
-    const bool sums_up = block.warp < SUM_WARPS;
-    if (sums_up && block.lane < block.count) values.take_state(block.lane, sums);
-    wait_for_products();
+// Products with the keys of all entries by half of the warps, with the states by the others.
+template <u32 GROUPS>
+struct Products {
+    const Block& block;
+    const Values<GROUPS>& values;
+    const KeyProducts keys;
+    const bool is_of_state;
+    u32 own_warp;
+    union Operands {
+        float4 key[MAX_KEY_STEPS];
+        typename Values<GROUPS>::StateColumns state;
+    } operands;
+    bool is_loaded;
+
+    // Loads what does not depend on the chunk's own keys.
+    __device__ Products(const Block& b, const Values<GROUPS>& v, u32 rank, u32 num_sharing)
+        : block(b), values(v), keys(b, v.gates.own, rank, num_sharing), is_of_state(b.warp >= BLOCK_WARPS - STATE_WARPS) {
+        own_warp = is_of_state ? b.warp - (BLOCK_WARPS - STATE_WARPS) : b.warp;
+        if (is_of_state) {
+            is_loaded = true;
+            values.load_state(own_warp, block.nodes.min_anchor, operands.state);
+        } else {
+            is_loaded = own_warp < keys.num_units && keys.tile_of(own_warp) < keys.log_tiles;
+            if (is_loaded) keys.load_key(keys.tile_of(own_warp), operands.key);
+        }
+    }
+
+    __device__ void run() {
+        if (is_of_state) {
+#pragma unroll 1
+            for (u32 anchor = block.nodes.min_anchor; anchor <= block.nodes.max_anchor; anchor++) {
+                if (anchor > block.nodes.min_anchor) values.load_state(own_warp, anchor, operands.state);
+                values.multiply_state(own_warp, anchor, operands.state);
+            }
+            return;
+        }
+#pragma unroll 1
+        for (u32 unit = own_warp; unit < keys.num_units; unit += BLOCK_WARPS - STATE_WARPS) {
+            if (unit != own_warp || !is_loaded) keys.load_key(keys.tile_of(unit), operands.key);
+            keys.multiply(unit, operands.key);
+        }
+    }
+};
+
+// d and o of all nodes: a few warps add, the others see to what y needs besides.
+template <u32 GROUPS, typename Sums, typename Solve>
+__device__ __forceinline__ void add_up(const Block& block, const Values<GROUPS>& values, Sums& sums, bool works, u32 num_working, Solve solve) {
+    if (works) sums.start();
     __syncthreads();
     values.weigh_products();
     __syncthreads();
-    if (sums_up) values.solve(sums);
+    if (works) solve();
+    if (threadIdx.x >= num_working) values.make_gains(threadIdx.x - num_working, BLOCK_THREADS - num_working);
     __syncthreads();
-    values.store_updates();
 }
 
 template <u32 GROUPS>
-__device__ __forceinline__ void run_in_cluster(const GdnWyParams& p) {
+__device__ __forceinline__ void make_updates(const Block& block, const Values<GROUPS>& values) {
+    if (block.count == 1) {
+        OneNodeSums<GROUPS> sums(values);
+        add_up(block, values, sums, sums.works(), 2 * WARP_LANES, [&] { sums.solve(); });
+        sums.store_squares();
+    } else {
+        NodeSums<GROUPS> sums(values);
+        add_up(block, values, sums, block.warp < SUM_WARPS, SUM_WARPS * WARP_LANES, [&] {
+            if (sums.planes[0] == sums.planes[1]) {
+                sums.template solve<false>();
+            } else {
+                sums.template solve<true>();
+            }
+            sums.store();
+        });
+    }
+    __syncthreads();
+}
+
+template <u32 GROUPS, bool IN_CLUSTER>
+__device__ __forceinline__ void run(const GdnWyParams& p) {
     __shared__ Nodes nodes;
     __shared__ Gates gates;
-    wait_for_predecessors();
-    launch_dependents();
+    if (IN_CLUSTER) cluster_arrive();
     Block block(p, reinterpret_cast<float*>(dynamic_memory), nodes);
     const Values<GROUPS> values(block, gates);
+    const Output<GROUPS> output(values);
+    values.fetch_constants();
+    bool has_chunk = block.begin(0);
+    values.prefetch();
+    wait_for_predecessors();
+    launch_dependents();
     values.fetch_log();
-    for (u32 chunk = 0; block.begin(chunk); chunk++) {
-        if (block.count <= ALONE_NODES) {
-            make_all_keys(block);
-        } else {
-            make_shared_keys(block);
+    // Nobody stores in a block that has not begun.
+    if (IN_CLUSTER) cluster_wait();
+    for (u32 chunk = 0; has_chunk; has_chunk = block.begin(++chunk)) {
+        Products<GROUPS> products(block, values, IN_CLUSTER ? block.slice : 0, IN_CLUSTER ? p.num_slices : 1);
+        make_inputs(block, values);
+        __syncthreads();
+        products.run();
+        thread_copy_wait<0>();
+        if (IN_CLUSTER) {
             cluster_arrive();
             cluster_wait();
-            fetch_keys(block);
+        } else {
+            __syncthreads();
         }
-        __syncthreads();
-        KeyProducts(block).run();
-        cluster_arrive();
-        make_updates(block, values, [] { cluster_wait(); });
-        cluster_arrive();
-        cluster_wait();
-        values.make_scales();
-        __syncthreads();
-        values.store_outputs(false);
+        make_updates(block, values);
+        if (IN_CLUSTER) {
+            output.share_squares();
+            cluster_arrive();
+            output.store_updates();
+            cluster_wait();
+            output.make_scales();
+            __syncthreads();
+        } else {
+            output.keep_squares();
+            output.store_updates();
+        }
+        output.store_outputs(IN_CLUSTER);
     }
 }
 
-template <u32 GROUPS>
-__device__ __forceinline__ void run_values(const GdnWyParams& p) {
-    __shared__ Nodes nodes;
-    __shared__ Gates gates;
-    wait_for_predecessors();
-    Block block(p, reinterpret_cast<float*>(dynamic_memory), nodes);
-    const Values<GROUPS> values(block, gates);
-    if (!block.begin(p.chunk)) return;
-    values.fetch_log();
-    fetch_keys(block);
-    make_updates(block, values, [] {});
-    values.keep_outputs();
-}
-
+// y from o, where that is a launch of its own: a block takes the rows of its segment and its slice's lanes.
 template <u32 GROUPS>
 __device__ __forceinline__ void run_norm(const GdnWyParams& p) {
     __shared__ Nodes nodes;
     __shared__ Gates gates;
+    typedef Values<GROUPS> V;
     wait_for_predecessors();
-    Block block(p, nullptr, nodes);
-    const Values<GROUPS> values(block, gates);
-    if (!block.begin(p.chunk)) return;
-    values.make_scales();
+    const Block block(p, nullptr, nodes);
+    const V values(block, gates);
+    const Output<GROUPS> output(values);
+    if (threadIdx.x < V::QUADS) gates.plane[threadIdx.x] = min((values.first_lane + 4 * threadIdx.x) / p.value_dim - values.first_plane, values.num_planes - 1);
     __syncthreads();
-    values.store_outputs(true);
+    for (u32 i = threadIdx.x; i < block.segment.num_rows * V::QUADS; i += BLOCK_THREADS) {
+        const u32 row = i / V::QUADS, lane = i % V::QUADS * 4;
+        if (lane >= values.num_lanes) continue;
+        const float scale = output.scale_of(values.plane_of(lane), [&](u32 slice, u32 plane) { return output.kept_squares(slice, plane)[row]; });
+        float4* y = reinterpret_cast<float4*>(p.y + values.value_place(block.segment.first_row + row) + lane);
+        *y = Output<GROUPS>::scaled(*y, scale, values.gain_of(block.segment.first_row + row, lane));
+    }
 }
 
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) gdn_wy_keys(const __grid_constant__ GdnWyParams p) {
-    __shared__ Nodes nodes;
-    wait_for_predecessors();
-    Block block(p, nullptr, nodes);
-    if (block.begin(p.chunk)) make_shared_keys(block);
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) gdn_wy_products(const __grid_constant__ GdnWyParams p) {
-    __shared__ Nodes nodes;
-    wait_for_predecessors();
-    Block block(p, reinterpret_cast<float*>(dynamic_memory), nodes);
-    if (!block.begin(p.chunk)) return;
-    fetch_keys(block);
-    __syncthreads();
-    KeyProducts(block).run();
-}
-
-#define GDN_WY_ENTRIES(LANES, GROUPS)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) gdn_wy_##LANES(const __grid_constant__ GdnWyParams p) {        \
-        run_in_cluster<GROUPS>(p);                                                                                           \
-    }                                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) gdn_wy_values_##LANES(const __grid_constant__ GdnWyParams p) { \
-        run_values<GROUPS>(p);                                                                                               \
-    }                                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) gdn_wy_norm_##LANES(const __grid_constant__ GdnWyParams p) {   \
-        run_norm<GROUPS>(p);                                                                                                 \
+#define GDN_WY_ENTRIES(LANES, GROUPS)                                                                                          \
+    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) gdn_wy_##LANES(const __grid_constant__ GdnWyParams p) {       \
+        run<GROUPS, true>(p);                                                                                                  \
+    }                                                                                                                          \
+    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) gdn_wy_alone_##LANES(const __grid_constant__ GdnWyParams p) { \
+        run<GROUPS, false>(p);                                                                                                 \
+    }                                                                                                                          \
+    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) gdn_wy_norm_##LANES(const __grid_constant__ GdnWyParams p) {  \
+        run_norm<GROUPS>(p);                                                                                                   \
     }
 
 GDN_WY_ENTRIES(16, 1)

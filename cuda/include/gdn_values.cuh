@@ -1,30 +1,35 @@
-// The recurrence of gdn_wy for the value lanes of one block, from products of keys to outputs before the norm.
-//
-// Four warps hold the sums of all nodes, a node per lane and 4 * GROUPS value lanes per warp, and add entries in the
-// order of positions: products with the state, then logged entries, then the node's own path, level by level.
+// What gdn_wy makes for the value lanes of one slice before it adds anything up: gates, decays, v, products with states.
 #pragma once
 
 #include "gdn_block.cuh"
+#include "power_of_two.cuh"
 #include "split_product.cuh"
+#include "thread_copy.cuh"
 
 constexpr u32 SUM_WARPS = 4;
-constexpr u32 MAX_LOG_ENTRIES = ANCHOR_DELAY + FOLD_INTERVAL;
+constexpr u32 STATE_WARPS = 2 * NUM_QUARTERS;
+constexpr float LOG2_E = 1.44269504f;
 
-// What is known of a node and a value head, in shared memory.
+// What is known of a node and a value head, in shared memory. Decays are logarithms to base 2.
 struct Gates {
-    float decay[MAX_PLANES][CHUNK_NODES];   // log decay g
+    float decay[MAX_PLANES][CHUNK_NODES];
     float beta[MAX_PLANES][CHUNK_NODES];
-    float from_state[MAX_PLANES][CHUNK_NODES];  // e0
+    float from_state[MAX_PLANES][CHUNK_NODES];     // e0
     float log_decay[MAX_PLANES][MAX_LOG_ENTRIES];
-    float own[CHUNK_NODES];                 // q.k of the node
-    float scale[MAX_PLANES][CHUNK_NODES];   // of the norm
+    float own[CHUNK_NODES];                        // q.k of the node
+    float partial_squares[SUM_WARPS][MAX_PLANES][CHUNK_NODES];
+    float squares[MAX_SLICES][MAX_PLANES][CHUNK_NODES];
+    float scale[MAX_PLANES][CHUNK_NODES];          // of the norm
+    u32 plane[MAX_QUADS];                          // of each four lanes; of those behind the last, the last
 };
 
 template <u32 GROUPS>
 struct Values {
-    static constexpr u32 LANES = SUM_WARPS * GROUPS * 4;
-    static constexpr u32 ROW = LANES + 4;           // of values and outputs: rows start in different banks
+    static constexpr u32 OWN = 4 * GROUPS;  // lanes of a sum warp
+    static constexpr u32 LANES = SUM_WARPS * OWN;
+    static constexpr u32 ROW = LANES + 4;   // of values, outputs and gains: rows start in different banks
     static constexpr u32 PARTIAL_ROW = 2 * LANES + 4;
+    static constexpr u32 QUADS = LANES / 4;
 
     const Block& block;
     const GdnWyParams& p;
@@ -32,339 +37,235 @@ struct Values {
     u32 first_lane;  // within the key head's value lanes
     u32 num_lanes;
     u32 first_plane, num_planes;  // value heads, counted within the key head
+    u32 first_head;               // the first of them
+    u32 row_len;                  // of value rows
+    u32 column;                   // of the slice's first lane in them
+    u32 taps_row;                 // length of a row of `taps`
 
     __device__ Values(const Block& b, Gates& shared_gates) : block(b), p(b.p), gates(shared_gates) {
-        const u32 all_lanes = b.heads_per_key() * p.value_dim;
+        const u32 all_lanes = b.heads_per_key * p.value_dim;
         first_lane = b.slice * LANES;
         num_lanes = first_lane < all_lanes ? min(LANES, all_lanes - first_lane) : 0;
         first_plane = first_lane / p.value_dim;
         num_planes = num_lanes > 0 ? (first_lane + num_lanes - 1) / p.value_dim - first_plane + 1 : 0;
+        first_head = b.key_head * b.heads_per_key + first_plane;
+        row_len = p.num_value_heads * p.value_dim;
+        column = b.key_head * all_lanes + first_lane;
+        taps_row = 2 * p.key_dim + LANES;
     }
 
-    __device__ u32 head_of(u32 plane) const { return block.key_head * block.heads_per_key() + first_plane + plane; }
-    __device__ u32 plane_of(u32 lane) const { return (first_lane + lane) / p.value_dim - first_plane; }
-    __device__ u32 values_len() const { return p.num_value_heads * p.value_dim; }
-    // A row's first value of this block.
-    __device__ u64 value_place(u64 row) const {
-        return row * values_len() + block.key_head * block.heads_per_key() * p.value_dim + first_lane;
+    __device__ u32 plane_of(u32 lane) const { return gates.plane[lane / 4]; }
+    __device__ u64 value_place(u32 row) const { return static_cast<u64>(row) * row_len + column; }
+    __device__ u32 entry_place(u32 plane, u32 entry) const { return (plane * p.max_entries + entry) * p.chunk_rows; }
+    // Factors of a plane, those of node 0 of entry 0.
+    __device__ float2* factors_of(u32 plane) const {
+        float* factors = block.memory + (plane == 0 ? p.shared.products : p.shared.factors + 2 * entry_place(plane - 1, 0));
+        return reinterpret_cast<float2*>(factors);
     }
-    __device__ u32 factor_place(u32 plane, u32 entry) const { return (plane * p.max_entries + entry) * block.stride; }
+    __device__ float* taps() const { return block.memory + p.shared.taps; }
 
-    // Fetches the logged updates and decays of this block, once for all chunks.
+    // Copies what depends neither on rows nor on caches.
+    __device__ void fetch_constants() const {
+        const u32 key_dim = p.key_dim, keys_len = p.num_key_heads * key_dim, thread = threadIdx.x;
+        if (thread < key_dim) {
+            block.fetch_taps(keys_len + block.key_head * key_dim, key_dim, taps(), taps_row, thread);
+        } else if (thread < 2 * key_dim) {
+            block.fetch_taps(block.key_head * key_dim, key_dim, taps() + key_dim, taps_row, thread - key_dim);
+        } else {
+            block.fetch_taps(2 * keys_len + column, num_lanes, taps() + 2 * key_dim, taps_row, thread - 2 * key_dim);
+        }
+        if (thread < QUADS) gates.plane[thread] = min((first_lane + 4 * thread) / p.value_dim - first_plane, num_planes - 1);
+    }
+
+    // Asks for the lines that the block will read of its caches.
+    __device__ void prefetch() const {
+        if (num_lanes == 0) return;
+        for (u32 i = threadIdx.x; i < 2 * block.log_len; i += BLOCK_THREADS) {
+            prefetch_line(p.log_d + value_place(block.log_row(i / 2)) + (i % 2 == 0 ? 0 : num_lanes - 1));
+        }
+        const u32 ring = block.segment.slot * STATE_RING + block.anchor_base / FOLD_INTERVAL % STATE_RING;
+        for (u32 plane = 0; plane < num_planes; plane++) {
+            const u32 begin = plane == 0 ? first_lane % p.value_dim : 0;
+            const u32 end = min(p.value_dim, first_lane + num_lanes - (first_plane + plane) * p.value_dim);
+            const float* state = p.states + (static_cast<u64>(ring) * p.num_value_heads + first_head + plane) * p.key_dim * p.value_dim;
+            for (u32 i = threadIdx.x; i < 2 * p.key_dim; i += BLOCK_THREADS) {
+                prefetch_line(state + i / 2 * p.value_dim + (i % 2 == 0 ? begin : end - 1));
+            }
+        }
+    }
+
+    // Starts copying the logged updates of this slice.
     __device__ void fetch_log() const {
         float* log_d = block.memory + p.shared.log_d;
-        for (u32 i = threadIdx.x; i < block.log_len * (LANES / 4); i += BLOCK_THREADS) {
-            const u32 entry = i / (LANES / 4), lane = i % (LANES / 4) * 4;
-            float4 d = {0.0f, 0.0f, 0.0f, 0.0f};
-            if (lane < num_lanes) d = *reinterpret_cast<const float4*>(p.log_d + value_place(block.log_row(entry)) + lane);
-            *reinterpret_cast<float4*>(log_d + entry * LANES + lane) = d;
+        for (u32 i = threadIdx.x; i < block.log_len * QUADS; i += BLOCK_THREADS) {
+            const u32 entry = i / QUADS, lane = i % QUADS * 4;
+            const bool is_inside = lane < num_lanes;
+            const float* from = p.log_d + value_place(block.log_row(entry)) + lane;
+            thread_copy_16(log_d + entry * LANES + lane, is_inside ? from : p.log_d, is_inside);
         }
-        for (u32 i = threadIdx.x; i < block.log_len * num_planes; i += BLOCK_THREADS) {
-            const u32 plane = i / block.log_len, entry = i % block.log_len;
-            gates.log_decay[plane][entry] = p.log_g[block.log_row(entry) * p.num_value_heads + head_of(plane)];
-        }
+        thread_copy_commit();
     }
 
-    // v of all nodes.
-    __device__ void make_values() const {
-        float* values = block.memory + p.shared.values;
-        const u32 channel = 2 * p.num_key_heads * p.key_dim + static_cast<u32>(value_place(0));
-        for (u32 i = threadIdx.x; i < block.count * (LANES / 4); i += BLOCK_THREADS) {
-            const u32 node = i / (LANES / 4), lane = i % (LANES / 4) * 4;
-            if (lane < num_lanes) *reinterpret_cast<float4*>(values + node * ROW + lane) = block.convolve(node, channel + lane);
-        }
-    }
-
-    // Decay and update strength of all nodes.
-    __device__ void make_gates() const {
-        for (u32 plane = block.warp; plane < num_planes; plane += BLOCK_WARPS) {
-            if (block.lane >= block.count) continue;
-            const u32 head = head_of(plane);
-            const u64 at = static_cast<u64>(block.row_of(block.lane)) * p.num_value_heads + head;
-            const float x = p.a[at] + p.dt_bias[head];
-            const float softplus = fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x)));
-            const float decay = -expf(p.a_log[head]) * softplus;
-            gates.decay[plane][block.lane] = decay;
-            gates.beta[plane][block.lane] = 1.0f / (1.0f + expf(-p.b[at]));
-            // The block with a head's first lane writes it down.
+    // Decay and update strength of all nodes, then the decays from all entries to them, from the node backwards; behind
+    // the last entry the state's. A warp takes a plane.
+    __device__ void make_weights(u32 plane) const {
+        const u32 node = block.lane, head = first_head + plane, log_len = block.log_len;
+        const bool is_node = node < block.count;
+        const u64 at = static_cast<u64>(block.row_of(is_node ? node : 0)) * p.num_value_heads + head;
+        const float x = p.a[at] + p.dt_bias[head], strength = p.b[at], rate = p.a_log[head];
+        float* log_decay = gates.log_decay[plane];
+        for (u32 i = block.lane; i < log_len; i += WARP_LANES) log_decay[i] = p.log_g[block.log_row(i) * p.num_value_heads + head] * LOG2_E;
+        const float decay = -expf(rate) * (fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))));
+        float sum = decay * LOG2_E;
+        gates.decay[plane][node] = sum;
+        if (is_node) {
+            gates.beta[plane][node] = sigmoid(strength);
+            // The slice with a head's first lane writes it down.
             if ((first_plane + plane) * p.value_dim >= first_lane) p.tail_g[at] = decay;
         }
+        __syncwarp();
+        const u32 depth = is_node ? block.nodes.depth[node] : 0;
+        float* weights = block.memory + p.shared.weights + entry_place(plane, log_len) + node;
+        // Decays are read in batches: a store to `weights` would keep the next one waiting.
+        constexpr u32 LEVELS = 4, LOGGED = 8;
+        for (u32 top = block.nodes.max_depth; top > 0; top -= min(top, LEVELS)) {
+            float decays[LEVELS];
+#pragma unroll
+            for (u32 i = 0; i < LEVELS; i++) {
+                const u32 level = top - i;  // of which the ancestor stands above
+                decays[i] = 0.0f;
+                if (i >= top || level > depth) continue;
+                const u32 row = block.nodes.ancestors[level - 1][node];
+                decays[i] = row >= block.first ? gates.decay[plane][row - block.first]
+                                               : __ldcg(p.tail_g + static_cast<u64>(block.segment.first_row + row) * p.num_value_heads + head) * LOG2_E;
+            }
+#pragma unroll
+            for (u32 i = 0; i < LEVELS; i++) {
+                if (i >= top || top - i > depth) continue;
+                weights[(top - i - 1) * p.chunk_rows] = power_of_two(sum);
+                sum += decays[i];
+            }
+        }
+        if (!is_node) return;
+        const u32 start = block.nodes.anchor[node] * FOLD_INTERVAL, common = block.nodes.max_anchor * FOLD_INTERVAL;
+        u32 entry = log_len;
+        for (; entry >= common + LOGGED; entry -= LOGGED) {
+            float decays[LOGGED];
+#pragma unroll
+            for (u32 i = 0; i < LOGGED; i++) decays[i] = log_decay[entry - 1 - i];
+#pragma unroll
+            for (u32 i = 0; i < LOGGED; i++) {
+                weights -= p.chunk_rows;
+                *weights = power_of_two(sum);
+                sum += decays[i];
+            }
+        }
+        for (; entry > start; entry--) {
+            weights -= p.chunk_rows;
+            *weights = power_of_two(sum);
+            sum += log_decay[entry - 1];
+        }
+        gates.from_state[plane][node] = power_of_two(sum);
     }
 
-    // Sums of log decays from each entry to each node, from the node backwards; behind the last the state's factor.
-    __device__ void sum_decays() const {
-        float* exponents = block.memory + p.shared.exponents;
-        for (u32 plane = block.warp; plane < num_planes; plane += BLOCK_WARPS) {
-            if (block.lane >= block.count) continue;
-            const u32 node = block.lane, start = block.nodes.anchor[node] * FOLD_INTERVAL;
-            float sum = gates.decay[plane][node];
-            u32 entry = block.log_len + block.nodes.depth[node];
-            while (entry > start) {
-                entry--;
-                exponents[factor_place(plane, entry) + node] = sum;
-                float decay;
-                if (entry < block.log_len) {
-                    decay = gates.log_decay[plane][entry];
-                } else {
-                    const u32 row = block.nodes.ancestors[entry - block.log_len][node];
-                    decay = row >= block.first ? gates.decay[plane][row - block.first]
-                                               : __ldcg(p.tail_g + static_cast<u64>(block.segment.first_row + row) * p.num_value_heads + head_of(plane));
-                }
-                sum += decay;
-            }
-            gates.from_state[plane][node] = expf(sum);
+    // v of `WARP_LANES` quads of lanes, by a warp.
+    __device__ void make_values(u32 item) const {
+        const u32 i = item * WARP_LANES + block.lane, node = i / QUADS, lane = i % QUADS * 4;
+        if (node >= block.count || lane >= num_lanes) return;
+        const Block::Inputs inputs = block.load_inputs(node, 2 * p.num_key_heads * p.key_dim + column + lane);
+        *reinterpret_cast<float4*>(block.memory + p.shared.values + node * ROW + lane) = block.convolve(inputs, taps() + 2 * p.key_dim + lane, taps_row);
+    }
+
+    // What o is multiplied by besides the norm's scale, by threads `thread` of `num_threads`.
+    __device__ void make_gains(u32 thread, u32 num_threads) const {
+        for (u32 i = thread; i < block.count * QUADS; i += num_threads) {
+            const u32 node = i / QUADS, lane = i % QUADS * 4;
+            if (lane < num_lanes) *reinterpret_cast<float4*>(block.memory + p.shared.gains + node * ROW + lane) = gain_of(block.row_of(node), lane);
         }
     }
 
-    // Factors of all entries, from the products in scratch.
-    __device__ void weigh_products() const {
-        const float* exponents = block.memory + p.shared.exponents;
-        float2* factors = reinterpret_cast<float2*>(block.memory + p.shared.factors);
-        const float2* products = block.scratch_products();
-        const u32 first_entry = block.nodes.min_anchor * FOLD_INTERVAL, end = block.log_len + block.nodes.max_depth;
-        for (u32 i = threadIdx.x; i < (end - first_entry) * block.stride; i += BLOCK_THREADS) {
-            const u32 entry = first_entry + i / block.stride, node = i % block.stride;
-            if (node >= block.count || entry < block.nodes.anchor[node] * FOLD_INTERVAL ||
-                entry >= block.log_len + block.nodes.depth[node]) {
-                continue;
-            }
-            const float2 product = __ldcg(products + entry * block.stride + node);
-            for (u32 plane = 0; plane < num_planes; plane++) {
-                const u32 at = factor_place(plane, entry) + node;
-                const float weight = expf(exponents[at]);
-                factors[at] = {weight * product.x, weight * product.y};
-            }
-        }
-        if (threadIdx.x < block.count) gates.own[threadIdx.x] = __ldcg(products + p.max_entries * block.stride + threadIdx.x).y;
+    __device__ float4 gain_of(u32 row, u32 lane) const {
+        const float4 z = silu(*reinterpret_cast<const float4*>(p.z + value_place(row) + lane));
+        const u32 head_first = (first_plane + plane_of(lane)) * p.value_dim;
+        const float4 w = *reinterpret_cast<const float4*>(p.norm_weight + first_lane + lane - head_first);
+        return {w.x * z.x, w.y * z.y, w.z * z.z, w.w * z.w};
     }
 
-    // The columns of a state that a warp multiplies: a quarter of the key's steps, half of the block's lanes by eights.
+    // The columns of a state that a warp multiplies: a quarter of the key's steps, half of the slice's lanes by eights.
     struct StateColumns {
         float4 values[GROUPS][STEPS_PER_QUARTER];
     };
 
-    __device__ void load_state(u32 anchor, StateColumns& state) const {
-        const u32 ring = (anchor_base_interval() + anchor) % STATE_RING;
-        const u32 quarter = block.warp / 2, half = block.warp % 2;
+    __device__ void load_state(u32 warp, u32 anchor, StateColumns& state) const {
+        const u32 ring = block.segment.slot * STATE_RING + (block.anchor_base / FOLD_INTERVAL + anchor) % STATE_RING;
+        const u32 key = warp / 2 * KEY_STEP + block.lane % 4 * 4, row = p.value_dim;
+        const float* states = p.states + ((static_cast<u64>(ring) * p.num_value_heads + first_head) * p.key_dim + key) * row;
 #pragma unroll
         for (u32 group = 0; group < GROUPS; group++) {
-            const u32 lane = (half * GROUPS + group) * 8 + block.lane / 4;
-            const bool is_inside = lane < num_lanes;
-            const u32 head = head_of(is_inside ? plane_of(lane) : 0);
-            const float* from = p.states +
-                                (static_cast<u64>(block.segment.slot * STATE_RING + ring) * p.num_value_heads + head) * p.key_dim * p.value_dim +
-                                (first_lane + lane) % p.value_dim;
+            const u32 lane = (warp % 2 * GROUPS + group) * 8 + block.lane / 4, plane = plane_of(lane);
+            const float* from = states + plane * p.key_dim * row + first_lane + lane - (first_plane + plane) * row;
 #pragma unroll
             for (u32 step = 0; step < STEPS_PER_QUARTER; step++) {
-                const u32 column = (quarter + step * NUM_QUARTERS) * KEY_STEP + block.lane % 4 * 4;
                 state.values[group][step] = {0.0f, 0.0f, 0.0f, 0.0f};
-                if (is_inside && column < p.key_dim) {
-                    const float* at = from + static_cast<u64>(column) * p.value_dim;
-                    state.values[group][step] = {at[0], at[p.value_dim], at[2 * p.value_dim], at[3 * p.value_dim]};
+                if (lane < num_lanes && key + step * NUM_QUARTERS * KEY_STEP < p.key_dim) {
+                    const float* at = from + step * NUM_QUARTERS * KEY_STEP * row;
+                    state.values[group][step] = {at[0], at[row], at[2 * row], at[3 * row]};
                 }
             }
         }
     }
 
-    __device__ u32 anchor_base_interval() const { return block.anchor_base / FOLD_INTERVAL; }
-
     // Products of k and q with the state of `anchor` for the nodes that read it, quarter by quarter.
-    __device__ void multiply_state(u32 anchor, const StateColumns& state) const {
-        const float* keys = block.memory + p.shared.keys;
-        float* partial = block.memory + p.shared.factors;
-        const u32 quarter = block.warp / 2, half = block.warp % 2;
-        for (u32 tile = 0; tile < block.tiles; tile++) {
-            const u32 slot = tile * TILE_NODES + block.lane / 4;
-            const bool reads = slot < block.count && block.nodes.anchor[block.nodes.node_in[slot]] == anchor;
-            if (__ballot_sync(0xFFFFFFFF, reads) == 0) continue;
+    __device__ void multiply_state(u32 warp, u32 anchor, const StateColumns& state) const {
+        const u32 quarter = warp / 2, half = warp % 2;
+        SplitQuad split[GROUPS][STEPS_PER_QUARTER];
+#pragma unroll
+        for (u32 group = 0; group < GROUPS; group++) {
+#pragma unroll
+            for (u32 step = 0; step < STEPS_PER_QUARTER; step++) split[group][step] = split_quad(state.values[group][step]);
+        }
+        const float* at = block.memory + p.shared.keys + quarter * FRAGMENT_LEN + block.lane * 4;
+        float* partial = block.memory + p.shared.factors + quarter * p.chunk_rows * PARTIAL_ROW + half * GROUPS * 8 + block.lane % 4 * 2;
+#pragma unroll 1
+        for (u32 tile = 0; tile < block.tiles; tile++, at += block.key_steps * FRAGMENT_LEN) {
+            const u32 slot = tile * TILE_NODES + block.lane / 4, node = block.nodes.node_in[slot];
+            const bool reads = block.nodes.anchor[node] == anchor;
+            if (!__any_sync(0xFFFFFFFF, reads)) continue;
             float sums[GROUPS][4] = {};
 #pragma unroll
             for (u32 step = 0; step < STEPS_PER_QUARTER; step++) {
-                const u32 key_step = quarter + step * NUM_QUARTERS;
-                if (key_step >= block.key_steps()) continue;
-                const float* at = keys + ((tile * block.key_steps() + key_step) * 2 * WARP_LANES + block.lane) * 4;
-                const SplitPair pair = split_pair(*reinterpret_cast<const float4*>(at), *reinterpret_cast<const float4*>(at + WARP_LANES * 4));
+                if (quarter + step * NUM_QUARTERS >= block.key_steps) continue;
+                const float* fragment = at + step * NUM_QUARTERS * FRAGMENT_LEN;
+                const SplitPair pair = split_pair(*reinterpret_cast<const float4*>(fragment), *reinterpret_cast<const float4*>(fragment + FRAGMENT_LEN / 2));
 #pragma unroll
-                for (u32 group = 0; group < GROUPS; group++) multiply_split(sums[group], pair, state.values[group][step]);
+                for (u32 group = 0; group < GROUPS; group++) multiply_split(sums[group], pair, split[group][step]);
             }
             if (!reads) continue;
-            float* to = partial + (quarter * p.chunk_rows + block.nodes.node_in[slot]) * PARTIAL_ROW;
+            float* to = partial + node * PARTIAL_ROW;
 #pragma unroll
             for (u32 group = 0; group < GROUPS; group++) {
-                const u32 lane = (half * GROUPS + group) * 8 + block.lane % 4 * 2;
-                *reinterpret_cast<float2*>(to + lane) = {sums[group][0], sums[group][1]};
-                *reinterpret_cast<float2*>(to + LANES + lane) = {sums[group][2], sums[group][3]};
+                *reinterpret_cast<float2*>(to + group * 8) = {sums[group][0], sums[group][1]};
+                *reinterpret_cast<float2*>(to + LANES + group * 8) = {sums[group][2], sums[group][3]};
             }
         }
     }
 
-    // The sums of a node over `4 * GROUPS` lanes.
-    struct Sums {
-        float seen[4 * GROUPS], out[4 * GROUPS];
-    };
-
-    // Adds the quarters of the products with the state, and scales them by its decay.
-    __device__ void take_state(u32 node, Sums& sums) const {
-        const float* partial = block.memory + p.shared.factors + node * PARTIAL_ROW;
-        const u32 first = block.warp * 4 * GROUPS;
-#pragma unroll
-        for (u32 i = 0; i < 4 * GROUPS; i += 4) {
-            const float scale = gates.from_state[min(plane_of(first + i), num_planes - 1)][node];
-            for (u32 which = 0; which < 2; which++) {
-                float4 quarters[NUM_QUARTERS];
-#pragma unroll
-                for (u32 quarter = 0; quarter < NUM_QUARTERS; quarter++) {
-                    quarters[quarter] = *reinterpret_cast<const float4*>(partial + quarter * p.chunk_rows * PARTIAL_ROW + which * LANES + first + i);
-                }
-                float(&to)[4 * GROUPS] = which == 0 ? sums.seen : sums.out;
-                to[i] = scale * ((quarters[0].x + quarters[1].x) + (quarters[2].x + quarters[3].x));
-                to[i + 1] = scale * ((quarters[0].y + quarters[1].y) + (quarters[2].y + quarters[3].y));
-                to[i + 2] = scale * ((quarters[0].z + quarters[1].z) + (quarters[2].z + quarters[3].z));
-                to[i + 3] = scale * ((quarters[0].w + quarters[1].w) + (quarters[2].w + quarters[3].w));
+    // Factors of all entries' d in what is left of v, hence negative, and in o: decays times products. A warp takes an
+    // entry at a time.
+    __device__ void weigh_products() const {
+        const u32 node = block.lane, end = block.log_len + block.nodes.max_depth;
+        if (node >= block.count) return;
+        const u32 own_start = block.nodes.anchor[node] * FOLD_INTERVAL, own_end = block.log_len + block.nodes.depth[node];
+        const float2* products = reinterpret_cast<const float2*>(block.memory + p.shared.products) + node;
+        const float* weights = block.memory + p.shared.weights + node;
+        for (u32 entry = block.nodes.min_anchor * FOLD_INTERVAL + block.warp; entry < end; entry += BLOCK_WARPS) {
+            if (entry < own_start || entry >= own_end) continue;
+            const float2 product = products[entry * p.chunk_rows];
+#pragma unroll 1
+            for (u32 plane = 0; plane < num_planes; plane++) {
+                const float weight = weights[entry_place(plane, entry)];
+                factors_of(plane)[entry * p.chunk_rows + node] = {-(weight * product.x), weight * product.y};
             }
-        }
-    }
-
-    // Factors of one entry for a warp's lanes: those of its first and, where its lanes belong to two heads, last group.
-    struct Factors {
-        float2 first, last;
-    };
-
-    __device__ Factors factors_of(u32 entry, u32 node, u32 first_of_warp, u32 last_of_warp) const {
-        const float2* factors = reinterpret_cast<const float2*>(block.memory + p.shared.factors) + node;
-        const float2 first = factors[factor_place(first_of_warp, entry)];
-        return {first, first_of_warp == last_of_warp ? first : factors[factor_place(last_of_warp, entry)]};
-    }
-
-    __device__ static void add_entry(Sums& sums, u32 i, float2 factor, float4 d) {
-        sums.seen[i] = __fmaf_rn(factor.x, d.x, sums.seen[i]);
-        sums.seen[i + 1] = __fmaf_rn(factor.x, d.y, sums.seen[i + 1]);
-        sums.seen[i + 2] = __fmaf_rn(factor.x, d.z, sums.seen[i + 2]);
-        sums.seen[i + 3] = __fmaf_rn(factor.x, d.w, sums.seen[i + 3]);
-        sums.out[i] = __fmaf_rn(factor.y, d.x, sums.out[i]);
-        sums.out[i + 1] = __fmaf_rn(factor.y, d.y, sums.out[i + 1]);
-        sums.out[i + 2] = __fmaf_rn(factor.y, d.z, sums.out[i + 2]);
-        sums.out[i + 3] = __fmaf_rn(factor.y, d.w, sums.out[i + 3]);
-    }
-
-    // From `sums` of all nodes to d (over v) and o. Called by the first SUM_WARPS warps.
-    __device__ void solve(Sums& sums) const {
-        const u32 node = block.lane, first = block.warp * 4 * GROUPS;
-        const u32 planes[2] = {min(plane_of(first), num_planes - 1), min(plane_of(first + 4 * GROUPS - 1), num_planes - 1)};
-        const bool is_node = node < block.count;
-        const u32 start = is_node ? block.nodes.anchor[node] * FOLD_INTERVAL : block.log_len;
-        const float* log_d = block.memory + p.shared.log_d + first;
-        for (u32 entry = block.nodes.min_anchor * FOLD_INTERVAL; entry < block.log_len; entry++) {
-            if (entry < start) continue;
-            const Factors factors = factors_of(entry, node, planes[0], planes[1]);
-#pragma unroll
-            for (u32 i = 0; i < 4 * GROUPS; i += 4) {
-                const float2 factor = plane_of(first + i) == planes[0] ? factors.first : factors.last;
-                add_entry(sums, i, factor, *reinterpret_cast<const float4*>(log_d + entry * LANES + i));
-            }
-        }
-        const u32 own_depth = is_node ? block.nodes.depth[node] : 0;
-        float d[4 * GROUPS] = {};
-        for (u32 depth = 0; depth <= block.nodes.max_depth; depth++) {
-            if (is_node && own_depth == depth) finish(sums, node, first, d);
-            const bool reads = is_node && own_depth > depth;
-            const u32 row = reads ? block.nodes.ancestors[depth][node] : 0;
-            const bool is_near = reads && row >= block.first;
-            Factors factors = {};
-            if (reads) factors = factors_of(block.log_len + depth, node, planes[0], planes[1]);
-#pragma unroll
-            for (u32 i = 0; i < 4 * GROUPS; i += 4) {
-                const u32 source = is_near ? row - block.first : block.lane;
-                float4 entry = {__shfl_sync(0xFFFFFFFF, d[i], source), __shfl_sync(0xFFFFFFFF, d[i + 1], source),
-                                __shfl_sync(0xFFFFFFFF, d[i + 2], source), __shfl_sync(0xFFFFFFFF, d[i + 3], source)};
-                if (reads && !is_near && first + i < num_lanes) {
-                    const u64 place = value_place(block.segment.first_row + row) + first + i;
-                    entry = __ldcg(reinterpret_cast<const float4*>(p.tail_d + place));
-                }
-                if (reads) add_entry(sums, i, plane_of(first + i) == planes[0] ? factors.first : factors.last, entry);
-            }
-        }
-    }
-
-    // d and o of a node whose entries are all in its sums.
-    __device__ void finish(Sums& sums, u32 node, u32 first, float (&d)[4 * GROUPS]) const {
-        float* values = block.memory + p.shared.values + node * ROW + first;
-        float* outputs = block.memory + p.shared.outputs + node * ROW + first;
-        const float own = gates.own[node];
-#pragma unroll
-        for (u32 i = 0; i < 4 * GROUPS; i++) {
-            const float beta = gates.beta[min(plane_of(first + i), num_planes - 1)][node];
-            d[i] = __fmul_rn(beta, __fsub_rn(values[i], sums.seen[i]));
-            values[i] = d[i];
-            outputs[i] = __fmaf_rn(own, d[i], sums.out[i]);
-        }
-    }
-
-    // Writes d down, and the squares of o, by value head, for the blocks that share the head.
-    __device__ void store_updates() const {
-        const float* values = block.memory + p.shared.values;
-        for (u32 i = threadIdx.x; i < block.count * (LANES / 4); i += BLOCK_THREADS) {
-            const u32 node = i / (LANES / 4), lane = i % (LANES / 4) * 4;
-            if (lane >= num_lanes) continue;
-            *reinterpret_cast<float4*>(p.tail_d + value_place(block.row_of(node)) + lane) = *reinterpret_cast<const float4*>(values + node * ROW + lane);
-        }
-        for (u32 plane = block.warp; plane < num_planes; plane += BLOCK_WARPS) {
-            if (block.lane >= block.count) continue;
-            const float* outputs = block.memory + p.shared.outputs + block.lane * ROW;
-            const u32 head_first = (first_plane + plane) * p.value_dim;  // its first lane
-            const u32 begin = max(head_first, first_lane) - first_lane;
-            const u32 end = min(head_first + p.value_dim, first_lane + num_lanes) - first_lane;
-            float squares = 0.0f;
-            for (u32 lane = begin; lane < end; lane += 4) {
-                const float4 o = *reinterpret_cast<const float4*>(outputs + lane);
-                squares = __fmaf_rn(o.x, o.x, squares);
-                squares = __fmaf_rn(o.y, o.y, squares);
-                squares = __fmaf_rn(o.z, o.z, squares);
-                squares = __fmaf_rn(o.w, o.w, squares);
-            }
-            squares_of(block.slice, plane)[block.lane] = squares;
-        }
-    }
-
-    __device__ float* squares_of(u32 slice, u32 plane) const {
-        return p.squares + ((static_cast<u64>(block.part) * p.num_slices + slice) * p.num_planes + plane) * CHUNK_NODES;
-    }
-
-    // The factor of the output norm: squares of all blocks that share a head, in ascending order of its lanes.
-    __device__ void make_scales() const {
-        for (u32 plane = block.warp; plane < num_planes; plane += BLOCK_WARPS) {
-            if (block.lane >= block.count) continue;
-            const u32 head = first_plane + plane, end = (head + 1) * p.value_dim;
-            float squares = 0.0f;
-            for (u32 slice = head * p.value_dim / LANES; slice * LANES < end; slice++) {
-                squares += __ldcg(squares_of(slice, head - slice * LANES / p.value_dim) + block.lane);
-            }
-            gates.scale[plane][block.lane] = 1.0f / sqrtf(squares / static_cast<float>(p.value_dim) + p.norm_eps);
-        }
-    }
-
-    // y from o, which lies in shared memory or, where the norm is a launch of its own, in y.
-    __device__ void store_outputs(bool is_in_y) const {
-        for (u32 i = threadIdx.x; i < block.count * (LANES / 4); i += BLOCK_THREADS) {
-            const u32 node = i / (LANES / 4), lane = i % (LANES / 4) * 4;
-            if (lane >= num_lanes) continue;
-            const u64 place = value_place(block.row_of(node)) + lane;
-            float4* y = reinterpret_cast<float4*>(p.y + place);
-            const float4 o = is_in_y ? *y : *reinterpret_cast<const float4*>(block.memory + p.shared.outputs + node * ROW + lane);
-            const float4 z = silu(*reinterpret_cast<const float4*>(p.z + place));
-            const float4 weight = *reinterpret_cast<const float4*>(p.norm_weight + (first_lane + lane) % p.value_dim);
-            const float scale = gates.scale[plane_of(lane)][node];
-            *y = {o.x * scale * weight.x * z.x, o.y * scale * weight.y * z.y, o.z * scale * weight.z * z.z, o.w * scale * weight.w * z.w};
-        }
-    }
-
-    // o into y, for a later launch.
-    __device__ void keep_outputs() const {
-        for (u32 i = threadIdx.x; i < block.count * (LANES / 4); i += BLOCK_THREADS) {
-            const u32 node = i / (LANES / 4), lane = i % (LANES / 4) * 4;
-            if (lane >= num_lanes) continue;
-            *reinterpret_cast<float4*>(p.y + value_place(block.row_of(node)) + lane) =
-                *reinterpret_cast<const float4*>(block.memory + p.shared.outputs + node * ROW + lane);
         }
     }
 };

@@ -35,14 +35,22 @@ __device__ __forceinline__ SplitPair split_pair(float4 upper, float4 lower) {
     return split;
 }
 
+// Sixteen columns of a row of operand B.
+struct SplitQuad {
+    float high[4], low[4];
+};
+
+__device__ __forceinline__ SplitQuad split_quad(float4 values) {
+    const SplitFloat x = split_float(values.x), y = split_float(values.y), z = split_float(values.z), w = split_float(values.w);
+    return {{x.high, y.high, z.high, w.high}, {x.low, y.low, z.low, w.low}};
+}
+
 // sum += a b over sixteen columns, small parts first.
-__device__ __forceinline__ void multiply_split(float (&sum)[4], const SplitPair& a, float4 b) {
-    const SplitFloat parts[4] = {split_float(b.x), split_float(b.y), split_float(b.z), split_float(b.w)};
+__device__ __forceinline__ void multiply_split(float (&sum)[4], const SplitPair& a, const SplitQuad& b) {
 #pragma unroll
     for (u32 step = 0; step < 2; step++) {
-        const SplitFloat b0 = parts[2 * step], b1 = parts[2 * step + 1];
-        mma_m16n8k8(sum, a.low[step], b0.high, b1.high);
-        mma_m16n8k8(sum, a.high[step], b0.low, b1.low);
-        mma_m16n8k8(sum, a.high[step], b0.high, b1.high);
+        mma_m16n8k8(sum, a.low[step], b.high[2 * step], b.high[2 * step + 1]);
+        mma_m16n8k8(sum, a.high[step], b.low[2 * step], b.low[2 * step + 1]);
+        mma_m16n8k8(sum, a.high[step], b.high[2 * step], b.high[2 * step + 1]);
     }
 }

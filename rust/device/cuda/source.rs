@@ -43,7 +43,7 @@ pub const KERNEL_SOURCES: &[KernelSource] = sources! {
     "greedy_argmax", true;
     "rms_norm", true;
     "rope", true;
-    "tree_attention", true;
+    "tree_attention", false;
     "w12_matmul", true;
 };
 
@@ -52,8 +52,11 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "async_copy.cuh",
     "attention_parts.cuh",
     "block_reduce.cuh",
+    "cluster_stores.cuh",
     "gdn_block.cuh",
     "gdn_keys.cuh",
+    "gdn_output.cuh",
+    "gdn_sums.cuh",
     "gdn_values.cuh",
     "logit_keys.cuh",
     "matrix_loads.cuh",
@@ -61,6 +64,7 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "octet_sums.cuh",
     "packed_rows.cuh",
     "placed_rows.cuh",
+    "power_of_two.cuh",
     "row_paths.cuh",
     "skinny_matmul.cuh",
     "slice_sums.cuh",

@@ -1,15 +1,15 @@
-//! The launches of `gdn_wy` on a GPU: one where blocks come in clusters, else four per chunk of rows.
+//! The launches of `gdn_wy` on a GPU: one where blocks come in clusters, else two.
 //!
 //! Which lanes share a block follows from the shape alone and with it every sum; chunks and launches change none.
 
-use super::{GdnWy, GdnWyArgs, MAX_ENTRIES};
+use super::{GdnShape, GdnWy, GdnWyArgs, MAX_ENTRIES};
 use crate::device::cuda::{CudaDevice, Shape};
 use crate::error::KernelError;
 use crate::kernels::launcher::Launcher;
 use crate::kernels::paths::{CudaPaths, MAX_PATH_ROWS};
 use crate::kernels::{Kernel, check_size};
 
-const BLOCK_THREADS: usize = 256;
+const BLOCK_THREADS: usize = 512;
 /// Rows of a chunk at most: one per lane of a warp.
 const CHUNK_ROWS: usize = 32;
 /// Rows of a tile.
@@ -25,18 +25,21 @@ const MAX_SLICES: usize = 8;
 const MAX_KEY_DIM: usize = 128;
 const MAX_TAPS: usize = 4;
 /// What `Nodes` and `Gates` of the device code take, rounded up.
-const STATIC_SHARED_BYTES: usize = 20 * 1024;
+const STATIC_SHARED_BYTES: usize = 26 * 1024;
 
 /// `SharedLayout` of `gdn_block.cuh`, in floats.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct SharedLayout {
     keys: u32,
-    exponents: u32,
+    products: u32,
+    weights: u32,
     factors: u32,
     log_d: u32,
     values: u32,
     outputs: u32,
+    gains: u32,
+    taps: u32,
 }
 
 /// `GdnWyParams` of `gdn_block.cuh`.
@@ -61,8 +64,6 @@ struct GdnWyParams {
     tail_d: u64,
     tail_g: u64,
     y: u64,
-    keys: u64,
-    products: u64,
     squares: u64,
     shared: SharedLayout,
     num_key_heads: u32,
@@ -74,7 +75,7 @@ struct GdnWyParams {
     num_planes: u32,
     chunk_rows: u32,
     max_entries: u32,
-    chunk: u32,
+    max_rows: u32,
     norm_eps: f32,
 }
 
@@ -146,23 +147,26 @@ impl Split {
     }
 
     /// Places in shared memory for chunks of `chunk_rows`, and the bytes of all.
-    fn layout(&self, key_steps: usize, chunk_rows: usize) -> (SharedLayout, usize) {
+    fn layout(&self, shape: &GdnShape, chunk_rows: usize) -> (SharedLayout, usize) {
         let mut end = 0;
         let mut take = |len: usize| {
             let start = end;
             end += len.next_multiple_of(4);
             start as u32
         };
-        let pairs = self.num_planes * self.max_entries * chunk_rows;
+        let pairs = self.max_entries * chunk_rows;
         let partial_sums = 4 * chunk_rows * (2 * self.lanes + 4);
         let rows = chunk_rows * (self.lanes + 4);
         let layout = SharedLayout {
-            keys: take(chunk_rows / TILE_ROWS * key_steps * FRAGMENT_LEN),
-            exponents: take(pairs),
-            factors: take((2 * pairs).max(partial_sums)),
+            keys: take(chunk_rows / TILE_ROWS * shape.key_dim.div_ceil(KEY_STEP) * FRAGMENT_LEN),
+            products: take(2 * pairs),
+            weights: take(self.num_planes * pairs),
+            factors: take((2 * (self.num_planes - 1) * pairs).max(partial_sums)),
             log_d: take(MAX_ENTRIES * self.lanes),
             values: take(rows),
             outputs: take(rows),
+            gains: take(rows),
+            taps: take(shape.conv_kernel * (2 * shape.key_dim + self.lanes)),
         };
         (layout, end * size_of::<f32>())
     }
@@ -180,25 +184,26 @@ pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), Kerne
     }
     let launcher = Launcher::of::<GdnWy>(device);
     let shape = args.shape;
-    let key_steps = shape.key_dim.div_ceil(KEY_STEP);
     let limit = device.limits().block_shared_bytes - STATIC_SHARED_BYTES;
     let most = split.max_rows.next_multiple_of(TILE_ROWS).min(CHUNK_ROWS);
     let (chunk_rows, (layout, shared_bytes)) = (1..=most / TILE_ROWS)
         .rev()
         .map(|tiles| tiles * TILE_ROWS)
-        .map(|rows| (rows, split.layout(key_steps, rows)))
+        .map(|rows| (rows, split.layout(shape, rows)))
         .find(|(rows, (_, bytes))| *bytes <= limit || *rows == TILE_ROWS)
         .expect("a chunk has one tile at least");
 
     let num_parts = args.paths.segments().len() * shape.num_key_heads;
-    let keys_len = num_parts * CHUNK_ROWS / TILE_ROWS * key_steps * FRAGMENT_LEN;
-    let products_len = num_parts * (split.max_entries + 1) * CHUNK_ROWS * 2;
-    let squares_len = num_parts * split.num_slices * split.num_planes * CHUNK_ROWS;
-    let scratch = launcher.scratch((keys_len + products_len + squares_len) * size_of::<f32>())?;
-    let after = |len: usize| scratch + (len * size_of::<f32>()) as u64;
+    let alone = !device.limits().has_clusters;
+    let squares = if alone {
+        let len = num_parts * split.num_slices * split.num_planes * split.max_rows;
+        launcher.scratch(len * size_of::<f32>())?
+    } else {
+        0
+    };
 
     let (weights, cache, tail) = (&args.weights, args.cache, &*args.tail);
-    let mut params = GdnWyParams {
+    let params = GdnWyParams {
         paths: args.paths.on_cuda(GdnWy::NAME)?,
         qkv: launcher.buffer("qkv", args.qkv)?,
         z: launcher.buffer("z", args.z)?,
@@ -217,9 +222,7 @@ pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), Kerne
         tail_d: launcher.buffer("tail.d", &tail.d)?,
         tail_g: launcher.buffer("tail.g", &tail.g)?,
         y: launcher.buffer("y", args.y)?,
-        keys: scratch,
-        products: after(keys_len),
-        squares: after(keys_len + products_len),
+        squares,
         shared: layout,
         num_key_heads: shape.num_key_heads as u32,
         num_value_heads: shape.num_value_heads as u32,
@@ -230,7 +233,7 @@ pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), Kerne
         num_planes: split.num_planes as u32,
         chunk_rows: chunk_rows as u32,
         max_entries: split.max_entries as u32,
-        chunk: 0,
+        max_rows: split.max_rows as u32,
         norm_eps: weights.norm_eps,
     };
     let blocks = |shared_bytes: usize, cluster_blocks: usize| Shape {
@@ -244,20 +247,18 @@ pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), Kerne
         unsafe { launcher.run(entry, shape, params) }
     };
     let lanes = split.lanes;
-    if device.limits().has_clusters {
-        let shape = blocks(shared_bytes, split.num_slices);
-        return launch(&format!("gdn_wy_{lanes}"), shape, &params);
-    }
-    for chunk in 0..split.max_rows.div_ceil(chunk_rows) {
-        params.chunk = chunk as u32;
-        launch("gdn_wy_keys", blocks(0, 1), &params)?;
-        launch("gdn_wy_products", blocks(shared_bytes, 1), &params)?;
+    if alone {
         launch(
-            &format!("gdn_wy_values_{lanes}"),
+            &format!("gdn_wy_alone_{lanes}"),
             blocks(shared_bytes, 1),
             &params,
         )?;
-        launch(&format!("gdn_wy_norm_{lanes}"), blocks(0, 1), &params)?;
+        launch(&format!("gdn_wy_norm_{lanes}"), blocks(0, 1), &params)
+    } else {
+        launch(
+            &format!("gdn_wy_{lanes}"),
+            blocks(shared_bytes, split.num_slices),
+            &params,
+        )
     }
-    Ok(())
 }
