@@ -133,7 +133,7 @@ def test_ctrl_c_leaves_a_report_of_what_is_complete(prompt_files: list[Path], tm
         "--tree",
         "conditional",
         "--max-tokens",
-        "120",
+        "400",
         "--ignore-eos",
     )
     command = arguments(prompt_files, *shape, "--output", results)
@@ -142,6 +142,8 @@ def test_ctrl_c_leaves_a_report_of_what_is_complete(prompt_files: list[Path], tm
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell that starts the tests in the background has SIGINT ignored, which children inherit.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stderr is not None
     for line in process.stderr:
