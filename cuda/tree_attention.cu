@@ -85,11 +85,18 @@ struct Item {
     const TreeAttentionParams& p;
     Memory& memory;
     SegmentFacts segment;
-    u32 group;  // query heads of a kv head
+    u32 group;          // query heads of a kv head
+    u32 group_inverse;  // 2^16 / group, rounded up: exact for what a tile divides
     u32 kv_head, first_row, num_rows, first_block, num_blocks;
 
     __device__ Item(const TreeAttentionParams& params)
-        : p(params), memory(*reinterpret_cast<Memory*>(dynamic_memory)), group(params.q_heads / params.kv_heads) {}
+        : p(params), memory(*reinterpret_cast<Memory*>(dynamic_memory)), group(params.q_heads / params.kv_heads) {
+        group_inverse = 65536 / group + 1;
+    }
+
+    // Rows and heads of queries.
+    __device__ u32 row_of(u32 query) const { return first_row + (query * group_inverse >> 16); }
+    __device__ u32 head_of(u32 query) const { return kv_head * group + query - (query * group_inverse >> 16) * group; }
 
     // Looks up where the item's positions lie: those not committed on its row's path.
     __device__ void find_sources() const {
@@ -108,20 +115,38 @@ struct Item {
         memory.sources[0][threadIdx.x] = k, memory.sources[1][threadIdx.x] = v;
     }
 
-    __device__ void take_queries(u32 num_queries) {
-        constexpr u32 QUADS = HEAD_DIM / 4;
-        for (u32 i = threadIdx.x; i < Warp::QUERIES * QUADS; i += BLOCK_THREADS) {
-            const u32 query = i / QUADS, column = i % QUADS * 4;
-            float4 values = {0.0f, 0.0f, 0.0f, 0.0f};
-            if (query < num_queries && column < p.head_dim) {
-                const u64 head = static_cast<u64>(first_row + query / group) * p.q_heads + kv_head * group + query % group;
-                values = *reinterpret_cast<const float4*>(p.q + head * p.head_dim + column);
+    // Quads of queries on their way into shared memory, a few of each thread at a time.
+    struct Queries {
+        static constexpr u32 QUADS = HEAD_DIM / 4, ROUND = 4, PIECES = Warp::QUERIES * QUADS / BLOCK_THREADS;
+        float4 pieces[ROUND];
+
+        __device__ void load(const Item& item, u32 num_queries, u32 first) {
+            const u32 column = threadIdx.x % QUADS * 4;
+#pragma unroll
+            for (u32 i = 0; i < ROUND; i++) {
+                const u32 query = (threadIdx.x + (first + i) * BLOCK_THREADS) / QUADS;
+                pieces[i] = {0.0f, 0.0f, 0.0f, 0.0f};
+                if (query >= num_queries || column >= item.p.head_dim) continue;
+                const u64 head = static_cast<u64>(item.row_of(query)) * item.p.q_heads + item.head_of(query);
+                pieces[i] = __ldcg(reinterpret_cast<const float4*>(item.p.q + head * item.p.head_dim + column));
             }
-            *reinterpret_cast<uint2*>(memory.queries + query * Memory::ROW + column) = {pack_bf16(values.x, values.y), pack_bf16(values.z, values.w)};
         }
+
+        __device__ void store(Memory& memory, u32 first) const {
+#pragma unroll
+            for (u32 i = 0; i < ROUND; i++) {
+                const u32 piece = threadIdx.x + (first + i) * BLOCK_THREADS;
+                if (piece >= Warp::QUERIES * QUADS) continue;
+                u16* to = memory.queries + piece / QUADS * Memory::ROW + piece % QUADS * 4;
+                *reinterpret_cast<uint2*>(to) = {pack_bf16(pieces[i].x, pieces[i].y), pack_bf16(pieces[i].z, pieces[i].w)};
+            }
+        }
+    };
+
+    __device__ void begin_queries(u32 num_queries) const {
         for (u32 i = threadIdx.x; i < Warp::QUERIES; i += BLOCK_THREADS) {
             memory.softmax[i] = {NO_SCORE, 0.0f};
-            memory.own_positions[i] = i < num_queries ? p.paths.positions[first_row + i / group] : 0;
+            memory.own_positions[i] = i < num_queries ? p.paths.positions[row_of(i)] : 0;
         }
     }
 
@@ -133,12 +158,21 @@ struct Item {
         __syncthreads();
         const u32 num_queries = num_rows * group;
         find_sources();
+        begin_queries(num_queries);
+        // Ahead of the keys: what is asked for first comes first.
+        Queries queries;
+        queries.load(*this, num_queries, 0);
         __syncthreads();
         Arrivals<HEAD_DIM, Memory> arrivals[LOADS_BOTH ? 2 : 1];
         Arrivals<HEAD_DIM, Memory>&keys = arrivals[0], &values = arrivals[LOADS_BOTH ? 1 : 0];
         keys.load(memory.sources[0], p.head_dim, 0);
         if (LOADS_BOTH) values.load(memory.sources[1], p.head_dim, 0);
-        take_queries(num_queries);
+        queries.store(memory, 0);
+#pragma unroll 1
+        for (u32 first = Queries::ROUND; first < Queries::PIECES; first += Queries::ROUND) {
+            queries.load(*this, num_queries, first);
+            queries.store(memory, first);
+        }
         Warp warp(memory);
         warp.clear();
         const bool works = warp.first_query < num_queries;
@@ -173,14 +207,14 @@ struct Item {
 
     __device__ void keep(const Warp& warp, u32 place, u32 num_queries) const {
         for (u32 query = threadIdx.x; query < num_queries; query += BLOCK_THREADS) {
-            p.softmaxes[partial_place(p, first_row + query / group, place, kv_head * group + query % group)] = memory.softmax[query];
+            p.softmaxes[partial_place(p, row_of(query), place, head_of(query))] = memory.softmax[query];
         }
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             const u32 query = warp.first_query + half * 8 + warp.lane / 4;
             if (query >= num_queries) continue;
             const u32 first_column = warp.share * Warp::OWN_COLUMNS + warp.lane % 4 * 2;
-            float* to = p.partials + partial_place(p, first_row + query / group, place, kv_head * group + query % group) * p.head_dim + first_column;
+            float* to = p.partials + partial_place(p, row_of(query), place, head_of(query)) * p.head_dim + first_column;
 #pragma unroll
             for (u32 i = 0; i < Warp::NUM_GROUPS; i++) {
                 if (first_column + i * 8 < p.head_dim) *reinterpret_cast<float2*>(to + i * 8) = {warp.outputs[i][2 * half], warp.outputs[i][2 * half + 1]};
@@ -262,19 +296,30 @@ extern "C" __global__ void tree_attention_merge(const __grid_constant__ TreeAtte
     for (u32 start = first; start < num_whole; start += MERGE_SPLITS) {
         const u32 count = min(num_whole - start, MERGE_SPLITS);
         __syncthreads();
-        // Every warp walks the splits, for all threads need the running maximum and sum; one writes the factors down.
+        // Every warp finds the running maximum and sum, for all threads need them; one writes the factors down.
         for (u32 base = 0; base < count; base += WARP_LANES) {
             const u32 lane = threadIdx.x % WARP_LANES, here = min(count - base, WARP_LANES);
             const Softmax own = lane < here ? softmax_of(GATHERED_BLOCKS + start + base + lane) : Softmax{NO_SCORE, 0.0f};
-            for (u32 i = 0; i < here; i++) {
-                const Softmax part = {__shfl_sync(0xFFFFFFFF, own.max, i), __shfl_sync(0xFFFFFFFF, own.sum, i)};
-                const MergeFactors by = merge(total, part);
-                if (threadIdx.x == 0) factors[base + i] = by;
+            // Maxima up to and with each lane's split.
+            float max = fmaxf(own.max, total.max);
+#pragma unroll
+            for (u32 distance = 1; distance < WARP_LANES; distance *= 2) {
+                const float before = __shfl_up_sync(0xFFFFFFFF, max, distance);
+                if (lane >= distance) max = fmaxf(max, before);
             }
+            const float before = __shfl_up_sync(0xFFFFFFFF, max, 1);
+            Softmax upto = {lane == 0 ? total.max : before, 0.0f};
+            const MergeFactors by = merge(upto, own);
+            if (threadIdx.x < here) factors[base + lane] = by;
+            for (u32 i = 0; i < here; i++) {
+                const MergeFactors of_split = {__shfl_sync(0xFFFFFFFF, by.old_part, i), __shfl_sync(0xFFFFFFFF, by.new_part, i)};
+                total.sum = merge(total.sum, __shfl_sync(0xFFFFFFFF, own.sum, i), of_split);
+            }
+            total.max = __shfl_sync(0xFFFFFFFF, max, here - 1);
         }
         __syncthreads();
         if (!works) continue;
-#pragma unroll 8
+#pragma unroll 16
         for (u32 i = 0; i < count; i++) add(out, __ldcg(reinterpret_cast<const float4*>(partials + (start + i) * split_len)), factors[i]);
     }
     // The rest: at most three splits, with gathered blocks.

@@ -144,8 +144,6 @@ struct AttentionWarp {
                 float(&to)[4] = outputs[group + i];
                 to[0] = merge(to[0], sums[i][0], upper), to[1] = merge(to[1], sums[i][1], upper);
                 to[2] = merge(to[2], sums[i][2], lower), to[3] = merge(to[3], sums[i][3], lower);
-                // Else the products of all groups would be kept before the first is merged.
-                asm volatile("" : "+f"(to[0]), "+f"(to[1]), "+f"(to[2]), "+f"(to[3]));
             }
         }
     }
