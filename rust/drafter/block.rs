@@ -18,9 +18,9 @@ use crate::kernels::bf16_matmul::{Epilogue, PackedBf16};
 use crate::kernels::block_conv::{BlockConv, BlockConvArgs, ConvSide};
 use crate::kernels::draft_block::{DraftBlock, DraftBlockArgs};
 use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
-use crate::kernels::gate::{Gate, GateArgs, GateKind};
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use crate::kernels::rope::{Rope, RopeArgs};
+use crate::kernels::w12_matmul::WeightView;
 use crate::weights::Linear;
 
 /// Activations of a block forward, allocated once. `B` is a buffer; planning memory puts a number in its place.
@@ -300,27 +300,12 @@ impl Block {
         let num_rows = rows.num_rows;
         let conv = layer.mlp_conv.as_ref();
         self.enter(device, config, &layer.post_attention_norm, conv, rows)?;
-        let (x, store) = (&self.input, Epilogue::Store);
+        let (x, gate, up) = (&self.input, &mut self.gate, &mut self.up);
         layer
-            .gate_proj
-            .forward(device, x, num_rows, &mut self.gate, store)?;
-        layer
-            .up_proj
-            .forward(device, x, num_rows, &mut self.up, store)?;
-        Gate::run(
-            device,
-            GateArgs {
-                kind: GateKind::SiluMultiply,
-                x: &self.gate,
-                x_offset: 0,
-                x_stride: config.intermediate_size,
-                num_vectors: num_rows,
-                width: config.intermediate_size,
-                y: &mut self.up,
-            },
-        )?;
+            .mlp
+            .activate(WeightView::Exact, device, x, num_rows, gate, up)?;
         let out = Output {
-            linear: &layer.down_proj,
+            linear: &layer.mlp.down_proj,
             x: &self.up,
             conv,
         };

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::kernels::bf16_matmul::PackedBf16;
 use crate::options::WeightFormat;
 use crate::weights::checkpoint::Verification;
-use crate::weights::{Checkpoint, Linear, WeightLoader};
+use crate::weights::{Checkpoint, GatedMlp, Linear, WeightLoader};
 
 /// All weights of a drafter.
 pub(super) struct BlockWeights {
@@ -46,9 +46,7 @@ pub(super) struct LayerWeights {
     /// DFlash2's convolution around attention.
     pub(super) attention_conv: Option<ConvWeights>,
     pub(super) post_attention_norm: Buffer<f32>,
-    pub(super) gate_proj: Linear,
-    pub(super) up_proj: Linear,
-    pub(super) down_proj: Linear,
+    pub(super) mlp: GatedMlp,
     /// DFlash2's convolution around the MLP.
     pub(super) mlp_conv: Option<ConvWeights>,
 }
@@ -223,15 +221,7 @@ impl MarkovWeights {
 
 impl LayerWeights {
     fn num_bytes(&self) -> usize {
-        let matrices = [
-            &self.q_proj,
-            &self.k_proj,
-            &self.v_proj,
-            &self.o_proj,
-            &self.gate_proj,
-            &self.up_proj,
-            &self.down_proj,
-        ];
+        let matrices = [&self.q_proj, &self.k_proj, &self.v_proj, &self.o_proj];
         let norms = [
             &self.input_norm,
             &self.post_attention_norm,
@@ -242,7 +232,8 @@ impl LayerWeights {
         let vectors = norms
             .into_iter()
             .chain(convs.clone().map(|conv| &conv.base));
-        matrices.map(Linear::num_bytes).iter().sum::<usize>()
+        let matrices = matrices.into_iter().chain(self.mlp.matrices());
+        matrices.map(Linear::num_bytes).sum::<usize>()
             + convs.map(|conv| conv.projection.num_bytes()).sum::<usize>()
             + vectors.map(|v| v.len() * size_of::<f32>()).sum::<usize>()
     }
@@ -276,9 +267,11 @@ impl Loader<'_> {
             k_norm: self.norm(&name("self_attn.k_norm"), config.head_dim)?,
             attention_conv: conv("attention_conv")?,
             post_attention_norm: self.norm(&name("post_attention_layernorm"), hidden)?,
-            gate_proj: self.linear(&name("mlp.gate_proj"), inter, hidden)?,
-            up_proj: self.linear(&name("mlp.up_proj"), inter, hidden)?,
-            down_proj: self.linear(&name("mlp.down_proj"), hidden, inter)?,
+            mlp: GatedMlp {
+                gate_proj: self.linear(&name("mlp.gate_proj"), inter, hidden)?,
+                up_proj: self.linear(&name("mlp.up_proj"), inter, hidden)?,
+                down_proj: self.linear(&name("mlp.down_proj"), hidden, inter)?,
+            },
             mlp_conv: conv("mlp_conv")?,
         })
     }

@@ -11,7 +11,6 @@ use crate::error::{DeviceError, KernelError, Result};
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
-use crate::kernels::gate::{Gate, GateArgs, GateKind};
 use crate::kernels::lm_head_screen::{HeadScores, ScreenedHead};
 use crate::kernels::paths::{LaunchKey, RowPaths};
 use crate::kernels::placed_rows::PlacedRows;
@@ -384,30 +383,17 @@ impl LayerContext<'_> {
             &weights.post_attention_norm,
             &mut workspace.normed,
         )?;
-        let (device, n) = (self.device, self.num_rows);
-        let normed = &workspace.normed;
-        self.multiply(
-            &weights.gate_proj,
-            normed,
+        weights.mlp.activate(
+            self.view,
+            self.device,
+            &workspace.normed,
+            self.num_rows,
             &mut workspace.gate,
-            Epilogue::Store,
-        )?;
-        self.multiply(&weights.up_proj, normed, &mut workspace.up, Epilogue::Store)?;
-        Gate::run(
-            device,
-            GateArgs {
-                kind: GateKind::SiluMultiply,
-                x: &workspace.gate,
-                x_offset: 0,
-                x_stride: self.config.intermediate_size,
-                num_vectors: n,
-                width: self.config.intermediate_size,
-                y: &mut workspace.up,
-            },
+            &mut workspace.up,
         )?;
         let residual = &mut workspace.residual;
         self.multiply(
-            &weights.down_proj,
+            &weights.mlp.down_proj,
             &workspace.up,
             residual,
             Epilogue::AddToOutput,

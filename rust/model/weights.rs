@@ -14,7 +14,7 @@ use crate::error::{CheckpointError, KernelError, Result};
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16};
 use crate::options::WeightFormat;
-use crate::weights::{Checkpoint, Linear, WeightLoader};
+use crate::weights::{Checkpoint, GatedMlp, Linear, WeightLoader};
 
 /// All weights of a decoder.
 #[derive(Debug)]
@@ -38,12 +38,8 @@ pub struct LayerWeights {
     pub post_attention_norm: Buffer<f32>,
     /// What mixes token positions.
     pub mixer: MixerWeights,
-    /// `[intermediate_size, hidden_size]`.
-    pub gate_proj: Linear,
-    /// `[intermediate_size, hidden_size]`.
-    pub up_proj: Linear,
-    /// `[hidden_size, intermediate_size]`.
-    pub down_proj: Linear,
+    /// The MLP.
+    pub mlp: GatedMlp,
 }
 
 /// Weights of a layer's mixer.
@@ -218,7 +214,7 @@ impl DecoderWeights {
 
 impl LayerWeights {
     fn matrices(&self) -> Vec<&Linear> {
-        let mut matrices = vec![&self.gate_proj, &self.up_proj, &self.down_proj];
+        let mut matrices = self.mlp.matrices().to_vec();
         match &self.mixer {
             MixerWeights::Attention(w) => {
                 matrices.extend([&w.q_proj, &w.k_proj, &w.v_proj, &w.o_proj]);
@@ -272,9 +268,11 @@ impl Loader<'_> {
                 MixerKind::Attention => MixerWeights::Attention(self.attention(i)?),
                 MixerKind::GatedDelta => MixerWeights::GatedDelta(self.gated_delta(i)?),
             },
-            gate_proj: self.linear(Role::GateProj, i)?,
-            up_proj: self.linear(Role::UpProj, i)?,
-            down_proj: self.linear(Role::DownProj, i)?,
+            mlp: GatedMlp {
+                gate_proj: self.linear(Role::GateProj, i)?,
+                up_proj: self.linear(Role::UpProj, i)?,
+                down_proj: self.linear(Role::DownProj, i)?,
+            },
         })
     }
 

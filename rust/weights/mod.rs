@@ -2,6 +2,7 @@
 
 pub mod checkpoint;
 mod edit_distance;
+pub mod gated_mlp;
 pub mod inspect;
 pub mod linear;
 pub mod loader;
@@ -12,5 +13,6 @@ pub mod w12_file;
 pub(crate) mod raw_safetensors;
 
 pub use checkpoint::Checkpoint;
+pub use gated_mlp::GatedMlp;
 pub use linear::Linear;
 pub use loader::WeightLoader;

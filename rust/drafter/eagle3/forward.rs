@@ -7,12 +7,12 @@ use crate::error::Result;
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Epilogue, PackedBf16};
 use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
-use crate::kernels::gate::{Gate, GateArgs, GateKind};
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
 use crate::kernels::paths::RowPaths;
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use crate::kernels::rope::{Rope, RopeArgs};
 use crate::kernels::tree_attention::{TreeAttention, TreeAttentionArgs};
+use crate::kernels::w12_matmul::WeightView;
 
 /// What a forward reads and never changes.
 #[derive(Clone, Copy)]
@@ -304,25 +304,12 @@ impl Pass {
             num_rows,
             &mut self.normed,
         )?;
+        let (x, gate, up) = (&self.normed, &mut self.gate, &mut self.up);
         weights
-            .gate_proj
-            .forward(device, &self.normed, num_rows, &mut self.gate, store)?;
+            .mlp
+            .activate(WeightView::Exact, device, x, num_rows, gate, up)?;
         weights
-            .up_proj
-            .forward(device, &self.normed, num_rows, &mut self.up, store)?;
-        Gate::run(
-            device,
-            GateArgs {
-                kind: GateKind::SiluMultiply,
-                x: &self.gate,
-                x_offset: 0,
-                x_stride: config.intermediate_size,
-                num_vectors: num_rows,
-                width: config.intermediate_size,
-                y: &mut self.up,
-            },
-        )?;
-        weights
+            .mlp
             .down_proj
             .forward(device, &self.up, num_rows, &mut self.residual, add)?;
         layer.norm(

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::kernels::bf16_matmul::PackedBf16;
 use crate::options::WeightFormat;
 use crate::weights::checkpoint::Verification;
-use crate::weights::{Checkpoint, Linear, WeightLoader};
+use crate::weights::{Checkpoint, GatedMlp, Linear, WeightLoader};
 
 /// All weights of a drafter.
 pub(in crate::drafter) struct Eagle3Weights {
@@ -25,9 +25,7 @@ pub(in crate::drafter) struct Eagle3Weights {
     pub(super) v_proj: Linear,
     pub(super) o_proj: Linear,
     pub(super) post_attention_norm: Buffer<f32>,
-    pub(super) gate_proj: Linear,
-    pub(super) up_proj: Linear,
-    pub(super) down_proj: Linear,
+    pub(super) mlp: GatedMlp,
     pub(super) final_norm: Buffer<f32>,
     pub(super) head: OwnHead,
     /// An embedding of its own, in place of the target's.
@@ -70,9 +68,11 @@ impl Eagle3Weights {
             v_proj: linear("self_attn.v_proj", kv_dim, 2 * hidden)?,
             o_proj: linear("self_attn.o_proj", hidden, q_dim)?,
             post_attention_norm: norm("post_attention_layernorm")?,
-            gate_proj: linear("mlp.gate_proj", inter, hidden)?,
-            up_proj: linear("mlp.up_proj", inter, hidden)?,
-            down_proj: linear("mlp.down_proj", hidden, inter)?,
+            mlp: GatedMlp {
+                gate_proj: linear("mlp.gate_proj", inter, hidden)?,
+                up_proj: linear("mlp.up_proj", inter, hidden)?,
+                down_proj: linear("mlp.down_proj", hidden, inter)?,
+            },
             final_norm: tensors.tensor_f32("norm.weight", &[hidden])?,
             head: OwnHead::load(
                 tensors,
@@ -98,9 +98,6 @@ impl Eagle3Weights {
             &self.k_proj,
             &self.v_proj,
             &self.o_proj,
-            &self.gate_proj,
-            &self.up_proj,
-            &self.down_proj,
         ];
         let norms = [
             &self.input_norm,
@@ -108,7 +105,8 @@ impl Eagle3Weights {
             &self.post_attention_norm,
             &self.final_norm,
         ];
-        matrices.map(Linear::num_bytes).iter().sum::<usize>()
+        let matrices = matrices.into_iter().chain(self.mlp.matrices());
+        matrices.map(Linear::num_bytes).sum::<usize>()
             + norms
                 .map(|norm| norm.len() * size_of::<f32>())
                 .iter()

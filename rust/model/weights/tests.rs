@@ -92,9 +92,9 @@ fn every_tensor_of_every_fixture_lands_where_it_belongs() {
                 &layer.post_attention_norm,
                 "post_attention_layernorm.weight",
             );
-            matrix(&layer.gate_proj, "mlp.gate_proj.weight");
-            matrix(&layer.up_proj, "mlp.up_proj.weight");
-            matrix(&layer.down_proj, "mlp.down_proj.weight");
+            matrix(&layer.mlp.gate_proj, "mlp.gate_proj.weight");
+            matrix(&layer.mlp.up_proj, "mlp.up_proj.weight");
+            matrix(&layer.mlp.down_proj, "mlp.down_proj.weight");
             match &layer.mixer {
                 MixerWeights::Attention(w) => {
                     matrix(&w.q_proj, "self_attn.q_proj.weight");

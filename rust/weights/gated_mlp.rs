@@ -1,0 +1,61 @@
+//! The gated MLP of every decoder here, target or drafter: `down(silu(gate(x)) * up(x))`.
+
+use super::Linear;
+use crate::device::{Buffer, Device};
+use crate::error::KernelError;
+use crate::kernels::Kernel;
+use crate::kernels::bf16_matmul::Epilogue;
+use crate::kernels::gate::{Gate, GateArgs, GateKind};
+use crate::kernels::w12_matmul::WeightView;
+
+/// The matrices of one MLP.
+#[derive(Debug)]
+pub struct GatedMlp {
+    /// `[intermediate_size, hidden_size]`.
+    pub gate_proj: Linear,
+    /// `[intermediate_size, hidden_size]`.
+    pub up_proj: Linear,
+    /// `[hidden_size, intermediate_size]`.
+    pub down_proj: Linear,
+}
+
+impl GatedMlp {
+    /// All of them.
+    pub fn matrices(&self) -> [&Linear; 3] {
+        [&self.gate_proj, &self.up_proj, &self.down_proj]
+    }
+
+    /// What `down_proj` takes, for the first `num_rows` rows of `x`: `up` becomes `silu(gate(x)) * up(x)`, through `view`
+    /// of both matrices. `gate` and `up` are `[_, intermediate_size]`.
+    ///
+    /// # Errors
+    /// [`KernelError`] when a buffer is too short or on another device.
+    pub fn activate(
+        &self,
+        view: WeightView,
+        device: &Device,
+        x: &Buffer<f32>,
+        num_rows: usize,
+        gate: &mut Buffer<f32>,
+        up: &mut Buffer<f32>,
+    ) -> Result<(), KernelError> {
+        let store = Epilogue::Store;
+        self.gate_proj
+            .forward_through(view, device, x, num_rows, gate, store)?;
+        self.up_proj
+            .forward_through(view, device, x, num_rows, up, store)?;
+        let width = self.gate_proj.out_features();
+        Gate::run(
+            device,
+            GateArgs {
+                kind: GateKind::SiluMultiply,
+                x: gate,
+                x_offset: 0,
+                x_stride: width,
+                num_vectors: num_rows,
+                width,
+                y: up,
+            },
+        )
+    }
+}
