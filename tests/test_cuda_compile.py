@@ -15,10 +15,10 @@ ARCHES = ["sm_80", "sm_90a", "sm_120"]
 def has_compiler() -> bool:
     _cuda.preload()
     try:
-        _core.compile_kernels([])
-        return bool(_cuda._loaded) or _cuda._is_loaded("libnvrtc.so.13")
+        _core.cuda_compiler_version()
     except DeviceError:
         return False
+    return True
 
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="NVRTC is not installed")
@@ -71,6 +71,42 @@ def test_precompile_fills_the_cache(cache: Path, monkeypatch: pytest.MonkeyPatch
 def test_an_unknown_architecture_is_refused() -> None:
     with pytest.raises(DeviceError, match="no kernels for sm_70: expected one of sm_80, sm_90a, sm_120"):
         _core.compile_kernels(["sm_70"])
+
+
+@pytest.fixture
+def compiled_for(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """A machine with one GPU; what kernels are compiled for there."""
+    calls: list[list[str]] = []
+    monkeypatch.setattr(_core, "cuda_gpus", lambda: [{"name": "A GPU", "arch": "sm_90a"}])
+    monkeypatch.setattr(_core, "compile_kernels", lambda arches, **_: calls.append(arches))
+    monkeypatch.setattr(_core, "cuda_compiler_version", lambda: (13, 0))
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"), [("auto", [["sm_90a"]]), ("cuda:0", [["sm_90a"]]), ("cuda:1", []), ("cpu", [])]
+)
+def test_kernels_are_compiled_for_the_gpu_that_is_used(
+    device: str, expected: list[list[str]], compiled_for: list[list[str]]
+) -> None:
+    _cuda.prepare(device)
+    assert compiled_for == expected
+
+
+def test_auto_leaves_a_gpu_without_a_compiler_alone(
+    compiled_for: list[list[str]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """README's commands install no compiler, and must work beside a GPU too."""
+
+    def is_missing() -> None:
+        raise DeviceError("NVRTC was not found; install it with: pip install 'specpilot-rs[cuda]'")
+
+    monkeypatch.setattr(_core, "cuda_compiler_version", is_missing)
+    _cuda.prepare("auto")
+    assert not compiled_for
+    assert "A GPU is left alone: NVRTC was not found" in caplog.text
+    with pytest.raises(DeviceError, match="specpilot-rs"):
+        _cuda.prepare("cuda:0")
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a driver")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import logging
 import sys
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from specpilot_rs.errors import DeviceError
 # In this order: the compiler looks for its helper by name and has no search path of its own.
 _LIBRARIES = ("libnvrtc-builtins.so.13.0", "libnvrtc.so.13")
 _loaded: list[ctypes.CDLL] = []
+_LOG = logging.getLogger("specpilot_rs")
 
 
 def preload() -> None:
@@ -33,22 +35,42 @@ def preload() -> None:
             return
 
 
-def prepare(device: str) -> None:
-    """Get ready for an engine on `device`: load the compiler and compile what is not in the cache yet.
+def find_gpu(device: str) -> str | None:
+    """Loads the compiler for the GPU that `device` leads to, and returns what it compiles for.
 
-    Does nothing where no GPU would be used; what is wrong with one the engine says as it opens.
+    None where no GPU would be used: the device is the CPU, or there is no such GPU, of which the engine says
+    why. With "auto" a GPU whose compiler is missing is none either; a warning says how to get it.
     """
     name, _, index = device.partition(":")
     if name not in ("auto", "cuda") or not (index or "0").isdecimal():
-        return
+        return None
     try:
-        gpus = _core.cuda_gpus()
-        arch = gpus[int(index or 0)]["arch"]
+        gpu = _core.cuda_gpus()[int(index or 0)]
     except (DeviceError, IndexError):
-        return
+        return None
+    arch: str | None = gpu["arch"]
+    if arch is None:
+        return None
+    preload()
+    try:
+        _core.cuda_compiler_version()
+    except DeviceError as error:
+        if name == "cuda":
+            raise
+        _LOG.warning("%s is left alone: %s", gpu["name"], error)
+        return None
+    return arch
+
+
+def prepare(device: str) -> None:
+    """Gets ready for an engine on `device`: compiles what its GPU, if it has one, does not find in the cache.
+
+    Raises:
+        DeviceError: The compiler of a GPU that was named is missing, or refuses a kernel.
+    """
+    arch = find_gpu(device)
     if arch is None:
         return
-    preload()
     # Silent while it is quick: kernels in the cache are only read.
     bar = tqdm(desc="Compiling CUDA kernels", file=sys.stderr, disable=not sys.stderr.isatty(), delay=1)
     with bar:

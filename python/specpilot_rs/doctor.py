@@ -120,7 +120,7 @@ def _gpus() -> Iterator[Finding]:
             major, minor = _core.cuda_compiler_version()
             yield Finding(Level.OK, "nvrtc", f"{major}.{minor}")
         except DeviceError as error:
-            yield Finding(Level.FAIL, "nvrtc", _reason(error), "pip install 'specpilot-rs[cuda]'")
+            yield Finding(Level.WARN, "nvrtc", _reason(error), "pip install 'specpilot-rs[cuda]'")
 
 
 def _extension() -> Finding:

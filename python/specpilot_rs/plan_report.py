@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from specpilot_rs import _core
+from specpilot_rs import _core, _cuda
 from specpilot_rs.hub import CONFIG_FILES, model_directory
 from specpilot_rs.options import EngineOptions
 
@@ -60,6 +60,9 @@ def plan_memory(
     """
     model_dir = model_directory(model, files=CONFIG_FILES)
     drafter_dir = None if drafter is None else model_directory(drafter, files=CONFIG_FILES)
+    if device == "auto":
+        # With its compiler loaded a GPU counts as one here, as it does when an engine opens.
+        _cuda.find_gpu(device)
     plan = _core.plan(
         model=str(model_dir),
         drafter=None if drafter_dir is None else str(drafter_dir),

@@ -3,7 +3,7 @@
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use cudarc::driver::{CudaContext, result, sys};
 
-use super::{Arch, driver};
+use super::{Arch, compiler_version, driver};
 use crate::error::DeviceError;
 
 /// Oldest driver interface that kernels are compiled for, as CUDA counts: 13.0.
@@ -77,9 +77,9 @@ pub fn gpu_facts(ordinal: usize) -> Result<GpuFacts, DeviceError> {
     })
 }
 
-/// Whether there is a GPU `ordinal`, and kernels run on it.
+/// Whether there is a GPU `ordinal`, kernels run on it, and their compiler is there.
 pub fn is_usable(ordinal: usize) -> bool {
-    gpu_facts(ordinal).is_ok_and(|facts| facts.arch.is_some())
+    gpu_facts(ordinal).is_ok_and(|facts| facts.arch.is_some()) && compiler_version().is_ok()
 }
 
 /// Bytes of the memory of GPU `ordinal` that are free.
