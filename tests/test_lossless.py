@@ -12,6 +12,7 @@ import specpilot_rs
 from specpilot_rs import LLM, DrafterError, SamplingParams, _core
 from specpilot_rs.options import EngineOptions
 
+from .arrivals import Arrival, check_arrivals
 from .conftest import DRAFTERS, TREES
 
 NUM_TOKENS = 64
@@ -102,30 +103,9 @@ def test_batch_mates_and_arrival_order_change_nothing(name, seed, prompts, plain
     order = random.Random(seed)
     chosen = order.sample(range(len(prompts)), 9)
     config = {**DRAFTERS[name], "tree_nodes": order.choice([5, 16, 32]), "tree": TREES[name][seed]}
-    llm = demo(config, max_num_seqs=5)
-    engine = llm._engine
-    waiting = [(i, order.choice([9, 33, NUM_TOKENS])) for i in chosen]
+    arrivals = [Arrival(i, order.choice([9, 33, NUM_TOKENS])) for i in chosen]
     doomed = chosen[order.randrange(9)]
-    running = {}
-    finished = {}
-    while waiting or engine.has_unfinished():
-        if waiting and (order.random() < 0.4 or not engine.has_unfinished()):
-            index, max_tokens = waiting.pop()
-            ids = llm.get_tokenizer().encode(prompts[index])
-            params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-            running[engine.add_request(ids, params, True, False)] = (index, max_tokens)
-        for event in engine.step():
-            index, max_tokens = running[event.request_id]
-            if index == doomed and event.new_token_ids:
-                engine.abort(event.request_id)
-                engine.take_output(event.request_id)
-            elif event.finish_reason:
-                finished[index] = (max_tokens, engine.take_output(event.request_id))
-    assert sorted([*finished, doomed]) == sorted(chosen)
-    for index, (max_tokens, output) in finished.items():
-        assert output.token_ids == plain[index].outputs[0].token_ids[:max_tokens]
-        want = plain[index].record.logits[:max_tokens]
-        np.testing.assert_array_equal(output.record.logits.view(np.uint32), want.view(np.uint32))
+    check_arrivals(demo(config, max_num_seqs=5), prompts, arrivals, doomed, plain, order)
 
 
 def test_prompt_chunks_and_decoding_agree(prompts, plain):

@@ -56,7 +56,7 @@ def test_marks_are_those_of_the_8_bit_view(benchmark_prompts: Any, report: Any) 
     marked = sum(m.num_marked_tokens for m in metrics)
     accepted = sum(m.num_accepted_marks for m in metrics)
     report(f"dflash2, one Q pass: {accepted} of {marked} marked tokens accepted")
-    assert 0.85 < accepted / marked < 1
+    assert 0.93 < accepted / marked < 1
 
 
 def test_marks_are_drawn_by_the_noise_of_the_exact_pass(prompts: list[str], report: Any) -> None:

@@ -21,18 +21,12 @@ from specpilot_rs.options import EngineOptions
 from specpilot_rs.plan_report import plan_memory
 
 from tests import sampling_oracle as oracle
-from tests.conftest import FIXTURES
+from tests.arrivals import Arrival, check_arrivals
+from tests.conftest import DRAFTERS, FIXTURES
 
 DEVICE = "cuda:0"
 NUM_TOKENS = 40
 PARAMS = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
-DRAFTERS = {
-    "dflash": {"model": str(FIXTURES / "demo" / "dflash")},
-    "dflash2": {"method": "dflash2"},
-    "dspark": {"model": str(FIXTURES / "demo" / "dspark")},
-    "eagle3": {"model": str(FIXTURES / "demo" / "eagle3")},
-    "ngram": {"method": "ngram"},
-}
 TREES = {
     "dflash": ["chain", "ddtree", "spine", "eagle"],
     "dflash2": ["conditional", "chain", "ddtree", "spine", "eagle"],
@@ -125,29 +119,9 @@ def test_batch_mates_and_arrival_order_change_nothing(
     """Requests of different lengths that arrive at random steps, one of them aborted on the way."""
     order = random.Random(drafter)
     llm = demo({**DRAFTERS[drafter], "q_passes": 1, "tree_nodes": 16}, max_num_seqs=4)
-    engine = llm._engine
-    waiting = [(i, order.choice([9, 21, NUM_TOKENS])) for i in order.sample(range(len(prompts)), 8)]
-    doomed = waiting[3][0]
-    running: dict[int, tuple[int, int]] = {}
-    finished: dict[int, tuple[int, Any]] = {}
-    while waiting or engine.has_unfinished():
-        if waiting and (order.random() < 0.4 or not engine.has_unfinished()):
-            index, max_tokens = waiting.pop()
-            ids = llm.get_tokenizer().encode(prompts[index])
-            params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-            running[engine.add_request(ids, params, True, False)] = (index, max_tokens)
-        for event in engine.step():
-            index, max_tokens = running[event.request_id]
-            if index == doomed and event.new_token_ids:
-                engine.abort(event.request_id)
-                engine.take_output(event.request_id)
-            elif event.finish_reason:
-                finished[index] = (max_tokens, engine.take_output(event.request_id))
-    assert sorted([*finished, doomed]) == list(range(len(prompts)))
-    for index, (max_tokens, output) in finished.items():
-        assert output.token_ids == plain[index].outputs[0].token_ids[:max_tokens]
-        want = plain[index].record.logits[:max_tokens]
-        np.testing.assert_array_equal(output.record.logits.view(np.uint32), want.view(np.uint32))
+    shuffled = order.sample(range(len(prompts)), 8)
+    arrivals = [Arrival(i, order.choice([9, 21, NUM_TOKENS])) for i in shuffled]
+    check_arrivals(llm, prompts, arrivals, arrivals[3].index, plain, order)
 
 
 def test_prompts_and_decoding_agree(prompts: list[str], plain: list[Any]) -> None:

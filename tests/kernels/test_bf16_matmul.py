@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from bfloat16 import from_bits, to_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from specpilot_rs._core import kernels
 from tolerances import assert_close
+
+from tests.kernels.bfloat16 import from_bits, to_bits
 
 K_BLOCK = 256
 

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from bfloat16 import from_bits, to_bits
 from specpilot_rs._core import kernels
 from tolerances import assert_close
+
+from tests.kernels.bfloat16 import from_bits, to_bits
 
 
 def shaped(logits, multiplier, softcap):

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from bfloat16 import from_bits
 from specpilot_rs._core import kernels
+
+from tests.kernels.bfloat16 import from_bits
 
 
 def table(vocab_size, hidden_size):

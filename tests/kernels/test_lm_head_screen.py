@@ -5,8 +5,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from bfloat16 import from_bits, to_bits
 from specpilot_rs._core import kernels
+
+from tests.kernels.bfloat16 import from_bits, to_bits
 
 NUM_ROWS = 1000
 
@@ -81,7 +82,7 @@ def activations(rng, weight):
     x[kinds == 8] *= np.float32(1e-42)
     x[kinds == 9] *= np.float32(1e37)
     odd = np.flatnonzero(kinds == 10)
-    x[odd, column[odd]] = rng.choice(np.array([np.nan, np.inf, -np.inf], np.float32), len(odd))
+    x[odd, column[odd]] = rng.choice(np.array([np.nan, np.inf, -np.inf, 3.4e38], np.float32), len(odd))
     return x
 
 
