@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::draft_block::{BlockContext, BlockContexts, ContextsKey};
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
-use crate::kernels::paths::MAX_PATH_ROWS;
+use crate::kernels::paths::{MAX_PATH_ROWS, row_bucket};
 use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use crate::kernels::rope::{Rope, RopeArgs};
@@ -301,11 +301,17 @@ impl Contexts {
         taps: &[Buffer<f32>],
         rows: &[u32],
     ) -> Result<()> {
-        let num_rows = rows.len();
+        // A GPU's chunks are padded by their last row, over and over, so that few sequences of launches serve all.
+        let num_rows = match device {
+            Device::Host(_) => rows.len(),
+            Device::Cuda(_) => row_bucket(rows.len()).min(CHUNK_ROWS),
+        };
         let state = &self.slots[slot];
         let first_position = state.length.len();
-        self.pass_rows.fill(device, rows.iter().copied())?;
-        let positions = (first_position as u32..).take(num_rows);
+        let padded = |i: usize| i.min(rows.len() - 1);
+        self.pass_rows
+            .fill(device, (0..num_rows).map(|i| rows[padded(i)]))?;
+        let positions = (0..num_rows).map(|i| (first_position + padded(i)) as u32);
         self.positions.fill(device, positions)?;
         let [whole_rows, ring_rows] = &mut self.chunk_rows;
         for (placed, pages) in [
@@ -313,7 +319,8 @@ impl Contexts {
             (&mut *ring_rows, &state.ring_pages),
         ] {
             placed.clear();
-            placed.push(slot, first_position, pages, 0..num_rows as u32)?;
+            placed.push(slot, first_position, pages, 0..rows.len() as u32)?;
+            placed.repeat_last(num_rows);
             placed.finish(device)?;
         }
         let key = ExtensionKey {

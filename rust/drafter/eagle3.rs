@@ -19,13 +19,13 @@ use super::footprint::DrafterSizes;
 use super::proposal::Proposal;
 use super::{ContextRows, DraftAnchor, DraftRequest, Drafter, Standing, check_length};
 use crate::cache::pages::{KvCache, KvTail};
-use crate::device::{Buffer, Device, Staged};
-use crate::error::{DrafterError, Result};
+use crate::device::{Buffer, Device, Graphs, Staged};
+use crate::error::{DrafterError, Error, Result};
 use crate::kernels::append_kv::AppendKv;
 use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::draft_select::{DraftSelect, DraftSelectArgs, LogitShape};
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
-use crate::kernels::paths::RowPaths;
+use crate::kernels::paths::{LaunchKey, RowPaths};
 use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::tree_attention::{self, KV_BLOCK};
 use crate::kernels::{Kernel, check_size};
@@ -65,6 +65,17 @@ pub(super) struct Eagle3 {
     paths: RowPaths,
     /// Rows of the depth before.
     paths_before: RowPaths,
+    graphs: Graphs<DepthKey>,
+}
+
+/// What the launches of one depth follow from.
+#[derive(PartialEq, Eq, Hash)]
+struct DepthKey {
+    paths: LaunchKey,
+    lists: [Option<u64>; 4],
+    first_tail_row: usize,
+    has_parents: bool,
+    width: usize,
 }
 
 #[derive(Clone, Default)]
@@ -180,6 +191,7 @@ impl Eagle3 {
             entered: PlacedRows::with_capacity(device, CHUNK_ROWS)?,
             paths: paths()?,
             paths_before: paths()?,
+            graphs: Graphs::default(),
             config: config.clone(),
             sizes,
         })
@@ -234,7 +246,8 @@ impl Eagle3 {
                 inverse_frequencies: &self.inverse_frequencies,
             };
             let embed = self.weights.embed.as_ref().unwrap_or(&target.embed);
-            layer.enter(token_ids, embed, features, &positions, entry)?;
+            entry.look_at(device, token_ids, &positions)?;
+            layer.enter(embed, features, entry)?;
             let entered = 0..token_ids.len() as u32;
             self.entered.clear();
             self.entered
@@ -374,11 +387,6 @@ impl Drafter for Eagle3 {
             if nodes.is_empty() {
                 break;
             }
-            if depth > 0 {
-                let parent_rows: Vec<u32> =
-                    nodes.iter().map(|node| node.parent_row as u32).collect();
-                self.pass.follow(&layer, &parent_rows)?;
-            }
             std::mem::swap(&mut self.paths, &mut self.paths_before);
             self.paths.clear();
             let mut row = 0;
@@ -406,32 +414,59 @@ impl Drafter for Eagle3 {
                 pages: (self.cache.k(0), self.cache.v(0)),
                 first_tail_row: num_tail_rows,
             };
+            let parent_rows = nodes.iter().map(|node| node.parent_row as u32);
+            let parent_rows = parent_rows.filter(|_| depth > 0);
+            let positions = self.paths.positions().values();
             self.pass
-                .forward(&layer, &token_ids, embed, &context, &mut self.tail)?;
-            num_tail_rows += nodes.len();
+                .look_at(device, &token_ids, positions, parent_rows)?;
+            let key = DepthKey {
+                paths: self.paths.launch_key(),
+                lists: self.pass.lists(),
+                first_tail_row: num_tail_rows,
+                has_parents: depth > 0,
+                width,
+            };
             let head = &self.weights.head;
-            head.forward(device, &self.pass.hidden, nodes.len(), &mut self.logits)?;
-            DraftSelect::run(
-                device,
-                DraftSelectArgs {
-                    logits: &self.logits,
-                    vocab_size: self.config.draft_vocab_size,
-                    num_levels: 1,
-                    num_blocks: nodes.len(),
-                    top_k: width,
-                    shape: LogitShape::PLAIN,
-                    selector: None,
-                    token_ids: &mut self.token_ids,
-                    log_probs: &mut self.log_probs,
-                },
-            )?;
+            let Self {
+                pass,
+                tail,
+                logits,
+                token_ids,
+                log_probs,
+                graphs,
+                ..
+            } = self;
+            graphs.run(device, key, || {
+                if depth > 0 {
+                    pass.follow(&layer)?;
+                }
+                pass.forward(&layer, embed, &context, tail)?;
+                head.forward(device, &pass.hidden, nodes.len(), logits)?;
+                DraftSelect::run(
+                    device,
+                    DraftSelectArgs {
+                        logits: &*logits,
+                        vocab_size: layer.config.draft_vocab_size,
+                        num_levels: 1,
+                        num_blocks: nodes.len(),
+                        top_k: width,
+                        shape: LogitShape::PLAIN,
+                        selector: None,
+                        token_ids: &mut *token_ids,
+                        log_probs: &mut *log_probs,
+                    },
+                )?;
+                Ok::<_, Error>(())
+            })?;
+            num_tail_rows += nodes.len();
             let num_children = nodes.len() * width;
-            let mut token_ids = self.token_ids.read_back(num_children)?;
+            let (mut token_ids, log_probs) =
+                token_ids.read_back_with(num_children, log_probs, num_children)?;
             head.to_target_ids(&mut token_ids);
             let children = RankedRows {
                 top_k: width,
                 token_ids: &token_ids,
-                log_probs: &self.log_probs.read_back(num_children)?,
+                log_probs: &log_probs,
             };
             self.beam.advance(proposals, &children, width);
         }
