@@ -464,7 +464,7 @@ fn requests_a_drafter_cannot_serve_are_refused() {
 fn drafts_stop_where_confidence_ends() {
     let mut drafter = open_demo("dspark", 4);
     fill(&mut *drafter, 0, 1, 70);
-    let mut draft = |min_confidence: f32| {
+    let mut draft = |min_confidence: f64| {
         let wanted = DraftRequest {
             min_confidence,
             ..wanted(NUM_DRAFT_TOKENS, Greedy)
