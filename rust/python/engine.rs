@@ -21,6 +21,7 @@ use crate::request::{Sampling, SamplingParams, Seed};
 use crate::weights::checkpoint::Verification;
 
 use super::outputs::{EngineOutput, RecordShape, StepEvent};
+use super::stage_times;
 
 /// A loaded deployment. Methods release the interpreter while they work and may be called from several threads.
 #[pyclass(frozen, module = "specpilot_rs._core")]
@@ -140,6 +141,18 @@ impl Engine {
 
     fn add_score_request(&self, py: Python<'_>, prompt_token_ids: Vec<u32>) -> PyResult<u64> {
         self.with(py, |engine| engine.add_score_request(prompt_token_ids))
+    }
+
+    fn stage_times<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let times = self.with(py, |engine| Ok(engine.stage_times().clone()))?;
+        stage_times::into_dict(py, &times)
+    }
+
+    fn set_stage_clock(&self, py: Python<'_>, is_settled: bool) -> PyResult<()> {
+        self.with(py, |engine| {
+            engine.set_stage_clock(is_settled);
+            Ok(())
+        })
     }
 
     fn has_unfinished(&self, py: Python<'_>) -> PyResult<bool> {
