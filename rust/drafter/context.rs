@@ -114,6 +114,11 @@ struct Scratch<B = Buffer<f32>> {
     taps: B,
     fused: B,
     hidden: B,
+    layers: Vec<LayerScratch<B>>,
+}
+
+/// Of one layer.
+struct LayerScratch<B = Buffer<f32>> {
     k_raw: B,
     k: B,
     v: B,
@@ -129,9 +134,15 @@ impl<B> Scratch<B> {
             taps: rows(config.taps_dim())?,
             fused: rows(config.hidden_size)?,
             hidden: rows(config.hidden_size)?,
-            k_raw: rows(config.kv_dim())?,
-            k: rows(config.kv_dim())?,
-            v: rows(config.kv_dim())?,
+            layers: (config.layers.iter())
+                .map(|_| {
+                    Ok(LayerScratch {
+                        k_raw: rows(config.kv_dim())?,
+                        k: rows(config.kv_dim())?,
+                        v: rows(config.kv_dim())?,
+                    })
+                })
+                .collect::<Result<_, E>>()?,
         })
     }
 }
@@ -374,27 +385,33 @@ impl Contexts {
                 y: &mut s.hidden,
             },
         )?;
-        let [whole_rows, ring_rows] = &self.chunk_rows;
-        for (i, layer) in weights.layers.iter().enumerate() {
-            let products = [(&layer.k_proj, &mut s.k_raw), (&layer.v_proj, &mut s.v)];
-            multiply_all(device, &s.hidden, num_rows, products)?;
+        // All layers read the same rows: one launch for as many of them as it takes.
+        let products = weights.layers.iter().zip(&mut s.layers);
+        let products = products.flat_map(|(layer, rows)| {
+            [
+                (&layer.k_proj, &mut rows.k_raw),
+                (&layer.v_proj, &mut rows.v),
+            ]
+        });
+        multiply_all(device, &s.hidden, num_rows, products)?;
+        for (layer, rows) in weights.layers.iter().zip(&mut s.layers) {
             RmsNorm::run(
                 device,
                 RmsNormArgs {
-                    x: &s.k_raw,
+                    x: &rows.k_raw,
                     x_offset: 0,
                     x_stride: config.head_dim,
                     num_vectors: num_rows * config.num_kv_heads,
                     width: config.head_dim,
                     weight: Some(&layer.k_norm),
                     eps: config.rms_norm_eps,
-                    y: &mut s.k,
+                    y: &mut rows.k,
                 },
             )?;
             Rope::run(
                 device,
                 RopeArgs {
-                    x: &mut s.k,
+                    x: &mut rows.k,
                     num_heads: config.num_kv_heads,
                     head_dim: config.head_dim,
                     positions: &self.positions,
@@ -402,17 +419,24 @@ impl Contexts {
                     pair_offset: config.head_dim / 2,
                 },
             )?;
-            let Place { is_windowed, index } = self.places[i];
-            let (cache, rows) = match is_windowed {
-                true => (&mut self.windowed, ring_rows),
-                false => (&mut self.whole, whole_rows),
-            };
-            let tail = KvTail {
-                layer: index,
-                k: &s.k,
-                v: &s.v,
-            };
-            cache.append(device, rows, &[tail])?;
+        }
+        let [whole_rows, ring_rows] = &self.chunk_rows;
+        for (cache, placed, is_windowed) in [
+            (&mut self.whole, whole_rows, false),
+            (&mut self.windowed, ring_rows, true),
+        ] {
+            let places = self.places.iter().zip(&s.layers);
+            let tails = places.filter(|(place, _)| place.is_windowed == is_windowed);
+            let tails: Vec<KvTail<'_>> = tails
+                .map(|(place, rows)| KvTail {
+                    layer: place.index,
+                    k: &rows.k,
+                    v: &rows.v,
+                })
+                .collect();
+            if !tails.is_empty() {
+                cache.append(device, placed, &tails)?;
+            }
         }
         Ok(())
     }

@@ -25,7 +25,7 @@ use crate::kernels::append_kv::AppendKv;
 use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::draft_select::{DraftSelect, DraftSelectArgs, LogitShape};
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
-use crate::kernels::paths::{LaunchKey, RowPaths};
+use crate::kernels::paths::{LaunchKey, RowPaths, row_bucket};
 use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::tree_attention::{self, KV_BLOCK};
 use crate::kernels::{Kernel, check_size};
@@ -66,6 +66,17 @@ pub(super) struct Eagle3 {
     /// Rows of the depth before.
     paths_before: RowPaths,
     graphs: Graphs<DepthKey>,
+    extensions: Graphs<ExtensionKey>,
+}
+
+/// What the launches of an extension follow from.
+#[derive(PartialEq, Eq, Hash)]
+struct ExtensionKey {
+    rows: Option<u64>,
+    entry: [Option<u64>; 3],
+    entered: (Option<u64>, usize),
+    padded_rows: usize,
+    waiting_row: Option<usize>,
 }
 
 /// What the launches of one depth follow from.
@@ -192,6 +203,7 @@ impl Eagle3 {
             paths: paths()?,
             paths_before: paths()?,
             graphs: Graphs::default(),
+            extensions: Graphs::default(),
             config: config.clone(),
             sizes,
         })
@@ -208,7 +220,23 @@ impl Eagle3 {
         let hidden = self.config.hidden_size;
         let (tap_rows, token_ids) = (&rows.rows[chunk.clone()], &rows.token_ids[chunk]);
         let num_rows = tap_rows.len();
+        // A GPU's chunks are padded by their last row, over and over, so that few sequences of launches serve all.
+        let padded_rows = match device {
+            Device::Host(_) => num_rows,
+            Device::Cuda(_) => row_bucket(num_rows).min(CHUNK_ROWS),
+        };
         let slot = &mut self.slots[rows.slot];
+        // The first position of all has none before it, and its token pairs with nothing.
+        let waiting_row = (slot.length.len() > 0).then(|| slot.waiting_row(rows.slot));
+        let num_waiting = usize::from(waiting_row.is_some());
+        let token_ids = &token_ids[1 - num_waiting..];
+        let first_position = slot.length.len() - num_waiting;
+        let num_entered = padded_rows + num_waiting - 1;
+        let padded = |i: usize| i.min(token_ids.len() - 1);
+        let entered_ids: Vec<u32> = (0..num_entered).map(|i| token_ids[padded(i)]).collect();
+        let positions: Vec<u32> = (0..num_entered)
+            .map(|i| (first_position + padded(i)) as u32)
+            .collect();
         let Chunk {
             taps,
             fused,
@@ -216,50 +244,57 @@ impl Eagle3 {
             entry,
             rows: staged_rows,
         } = &mut self.chunk;
-        staged_rows.fill(device, tap_rows.iter().copied())?;
-        GatherTaps::run(
+        let padded = |i: usize| tap_rows[i.min(num_rows - 1)];
+        staged_rows.fill(device, (0..padded_rows).map(padded))?;
+        entry.look_at(device, &entered_ids, &positions)?;
+        self.entered.clear();
+        let entered = 0..token_ids.len() as u32;
+        self.entered
+            .push(rows.slot, first_position, &slot.page_table, entered)?;
+        self.entered.repeat_last(num_entered);
+        self.entered.finish(device)?;
+        let key = ExtensionKey {
+            rows: staged_rows.cuda_address(),
+            entry: entry.lists(),
+            entered: self.entered.launch_key(),
+            padded_rows,
+            waiting_row,
+        };
+        let layer = Layer {
             device,
-            GatherTapsArgs {
-                taps: rows.taps,
-                rows: staged_rows,
-                width: hidden,
-                y: taps,
-            },
-        )?;
-        let fc = &self.weights.fc;
-        fc.forward(device, taps, num_rows, fused, Epilogue::Store)?;
-        // The first position of all has none before it, and its token pairs with nothing.
-        let waiting = usize::from(slot.length.len() > 0);
-        if waiting == 1 {
-            let start = slot.waiting_row(rows.slot) * hidden;
-            features.copy_range(0, &self.waiting, start..start + hidden)?;
-        }
-        features.copy_range(waiting * hidden, fused, 0..num_rows * hidden)?;
-        let token_ids = &token_ids[1 - waiting..];
-        let first_position = slot.length.len() - waiting;
-        let positions: Vec<u32> = (first_position as u32..).take(token_ids.len()).collect();
-        if !token_ids.is_empty() {
-            let layer = Layer {
+            config: &self.config,
+            weights: &self.weights,
+            inverse_frequencies: &self.inverse_frequencies,
+        };
+        let embed = self.weights.embed.as_ref().unwrap_or(&target.embed);
+        let (waiting, cache, placed) = (&self.waiting, &mut self.cache, &self.entered);
+        self.extensions.run(device, key, || {
+            GatherTaps::run(
                 device,
-                config: &self.config,
-                weights: &self.weights,
-                inverse_frequencies: &self.inverse_frequencies,
-            };
-            let embed = self.weights.embed.as_ref().unwrap_or(&target.embed);
-            entry.look_at(device, token_ids, &positions)?;
-            layer.enter(embed, features, entry)?;
-            let entered = 0..token_ids.len() as u32;
-            self.entered.clear();
-            self.entered
-                .push(rows.slot, first_position, &slot.page_table, entered)?;
-            self.entered.finish(device)?;
-            let tail = KvTail {
-                layer: 0,
-                k: &entry.k,
-                v: &entry.v,
-            };
-            self.cache.append(device, &self.entered, &[tail])?;
-        }
+                GatherTapsArgs {
+                    taps: rows.taps,
+                    rows: &*staged_rows,
+                    width: hidden,
+                    y: &mut *taps,
+                },
+            )?;
+            let fc = &layer.weights.fc;
+            fc.forward(device, taps, padded_rows, fused, Epilogue::Store)?;
+            if let Some(row) = waiting_row {
+                features.copy_range(0, waiting, row * hidden..(row + 1) * hidden)?;
+            }
+            features.copy_range(num_waiting * hidden, fused, 0..padded_rows * hidden)?;
+            if num_entered > 0 {
+                layer.enter(embed, features, entry)?;
+                let tail = KvTail {
+                    layer: 0,
+                    k: &entry.k,
+                    v: &entry.v,
+                };
+                cache.append(device, placed, &[tail])?;
+            }
+            Ok::<_, Error>(())
+        })?;
         slot.length.grow(num_rows, rows.standing);
         let row = FEATURES_PER_SLOT * rows.slot + usize::from(rows.standing == Standing::Scratch);
         let last = (num_rows - 1) * hidden..num_rows * hidden;

@@ -79,6 +79,16 @@ impl Entry {
         lists.rows.fill(device, 0..token_ids.len() as u32)?;
         Ok(())
     }
+
+    /// Where the lists of [`look_at`](Self::look_at) lie.
+    pub(super) fn lists(&self) -> [Option<u64>; 3] {
+        let Lists {
+            token_ids,
+            positions,
+            rows,
+        } = &self.lists;
+        [token_ids, positions, rows].map(Staged::cuda_address)
+    }
 }
 
 /// Activations of one depth of a draft.
@@ -248,12 +258,8 @@ impl Pass {
 
     /// Where the lists of [`look_at`](Self::look_at) lie.
     pub(super) fn lists(&self) -> [Option<u64>; 4] {
-        let Lists {
-            token_ids,
-            positions,
-            rows,
-        } = &self.entry.lists;
-        [token_ids, positions, rows, &self.parent_rows].map(Staged::cuda_address)
+        let [token_ids, positions, rows] = self.entry.lists();
+        [token_ids, positions, rows, self.parent_rows.cuda_address()]
     }
 
     /// Takes as features those that the last forward drafted for the parents.
