@@ -8,6 +8,7 @@ use super::draft_head::OwnHead;
 use crate::device::{Buffer, Device};
 use crate::error::Result;
 use crate::kernels::bf16_matmul::PackedBf16;
+use crate::kernels::gate::GateKind;
 use crate::options::WeightFormat;
 use crate::weights::checkpoint::Verification;
 use crate::weights::{Checkpoint, GatedMlp, Linear, WeightLoader};
@@ -271,6 +272,7 @@ impl Loader<'_> {
                 gate_proj: self.linear(&name("mlp.gate_proj"), inter, hidden)?,
                 up_proj: self.linear(&name("mlp.up_proj"), inter, hidden)?,
                 down_proj: self.linear(&name("mlp.down_proj"), hidden, inter)?,
+                activation: GateKind::SiluMultiply,
             },
             mlp_conv: conv("mlp_conv")?,
         })

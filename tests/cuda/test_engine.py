@@ -208,7 +208,14 @@ def test_draws_are_those_of_plain_decoding(
     assert sum(o.metrics.num_accepted_tokens for o in outputs) > 0
 
 
-FAMILIES = ["llama_rope_parameters", "llama_rope_scaling", "qwen3_5_text", "qwen3_5_wrapper"]
+FAMILIES = [
+    "gemma4_unified",
+    "llama_rope_parameters",
+    "llama_rope_scaling",
+    "muse_glimmer",
+    "qwen3_5_text",
+    "qwen3_5_wrapper",
+]
 # Matmuls round their inputs to BF16, half a unit of 2^-8 each; all else is fp32. A model in BF16 throughout
 # departs from fp32 by up to 0.8 on these fixtures, whose logits have a deviation of about 3.
 LOGITS_ABS = 0.15
