@@ -2,10 +2,12 @@
 
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, DevicePtr};
 use half::bf16;
 
+use super::activity::Activity;
 use super::cuda::{CudaDevice, driver};
 use crate::error::DeviceError;
 
@@ -40,7 +42,10 @@ enum Storage {
         bytes: Box<[u8]>,
         start: usize,
     },
-    Cuda(CudaSlice<u8>),
+    Cuda {
+        slice: CudaSlice<u8>,
+        activity: Arc<Activity>,
+    },
 }
 
 impl<T: Element> Buffer<T> {
@@ -59,7 +64,10 @@ impl<T: Element> Buffer<T> {
     /// Zero-filled memory of `device`.
     pub(super) fn zeroed_on_cuda(device: &CudaDevice, len: usize) -> Result<Self, DeviceError> {
         Ok(Self {
-            storage: Storage::Cuda(device.alloc::<T>(len)?),
+            storage: Storage::Cuda {
+                slice: device.alloc::<T>(len)?,
+                activity: device.activity().clone(),
+            },
             len,
             element: PhantomData,
         })
@@ -107,7 +115,9 @@ impl<T: Element> Buffer<T> {
         range: Range<usize>,
     ) -> Result<(), DeviceError> {
         match (&mut self.storage, &source.storage) {
-            (Storage::Cuda(to), Storage::Cuda(from)) if !range.is_empty() => {
+            (Storage::Cuda { slice: to, .. }, Storage::Cuda { slice: from, .. })
+                if !range.is_empty() =>
+            {
                 let bytes =
                     |start: usize| start * size_of::<T>()..(start + range.len()) * size_of::<T>();
                 let stream = to.stream().clone();
@@ -118,7 +128,7 @@ impl<T: Element> Buffer<T> {
                     )
                     .map_err(driver("copying on the GPU"))
             }
-            (Storage::Cuda(_), Storage::Cuda(_)) => Ok(()),
+            (Storage::Cuda { .. }, Storage::Cuda { .. }) => Ok(()),
             _ => {
                 self.host_mut()[at..][..range.len()].copy_from_slice(&source.host()[range]);
                 Ok(())
@@ -132,8 +142,8 @@ impl<T: Element> Buffer<T> {
     /// [`DeviceError::Driver`].
     pub fn upload(&mut self, values: &[T]) -> Result<(), DeviceError> {
         self.upload_in_order(values)?;
-        if let Storage::Cuda(slice) = &self.storage {
-            let copied = slice.stream().synchronize();
+        if let Storage::Cuda { slice, activity } = &self.storage {
+            let copied = activity.waiting(|| slice.stream().synchronize());
             copied.map_err(driver("copying to the GPU"))?;
         }
         Ok(())
@@ -148,8 +158,9 @@ impl<T: Element> Buffer<T> {
         assert!(values.len() <= self.len, "values fit the buffer");
         match &mut self.storage {
             Storage::Host { .. } => self.host_mut()[..values.len()].copy_from_slice(values),
-            Storage::Cuda(_) if values.is_empty() => {}
-            Storage::Cuda(slice) => {
+            Storage::Cuda { .. } if values.is_empty() => {}
+            Storage::Cuda { slice, activity } => {
+                activity.note(|counts| counts.num_uploads += 1);
                 let stream = slice.stream().clone();
                 let bytes = &mut slice.slice_mut(..size_of_val(values));
                 stream
@@ -167,8 +178,8 @@ impl<T: Element> Buffer<T> {
     pub fn clear(&mut self, range: Range<usize>) -> Result<(), DeviceError> {
         match &mut self.storage {
             Storage::Host { .. } => self.host_mut()[range].fill(T::default()),
-            Storage::Cuda(_) if range.is_empty() => {}
-            Storage::Cuda(slice) => {
+            Storage::Cuda { .. } if range.is_empty() => {}
+            Storage::Cuda { slice, .. } => {
                 let stream = slice.stream().clone();
                 let bytes = range.start * size_of::<T>()..range.end * size_of::<T>();
                 stream
@@ -194,14 +205,18 @@ impl<T: Element> Buffer<T> {
     pub fn read_range(&self, range: Range<usize>) -> Result<Vec<T>, DeviceError> {
         match &self.storage {
             Storage::Host { .. } => Ok(self.host()[range].to_vec()),
-            Storage::Cuda(_) if range.is_empty() => Ok(Vec::new()),
-            Storage::Cuda(slice) => {
+            Storage::Cuda { .. } if range.is_empty() => Ok(Vec::new()),
+            Storage::Cuda { slice, activity } => {
+                activity.note(|counts| counts.num_read_backs += 1);
                 let mut values = vec![T::default(); range.len()];
                 let stream = slice.stream();
                 let bytes = &slice.slice(range.start * size_of::<T>()..range.end * size_of::<T>());
-                stream
-                    .memcpy_dtoh(bytes, as_bytes_mut(&mut values))
-                    .and_then(|()| stream.synchronize())
+                let copy = || {
+                    stream.memcpy_dtoh(bytes, as_bytes_mut(&mut values))?;
+                    stream.synchronize()
+                };
+                activity
+                    .waiting(copy)
                     .map_err(driver("copying from the GPU"))?;
                 Ok(values)
             }
@@ -210,14 +225,14 @@ impl<T: Element> Buffer<T> {
 
     /// Whether the buffer lies in the memory of a GPU.
     pub fn is_on_cuda(&self) -> bool {
-        matches!(self.storage, Storage::Cuda(_))
+        matches!(self.storage, Storage::Cuda { .. })
     }
 
     /// Where the buffer lies on its GPU, for a launcher; `None` on the host. The address is good as long as the buffer.
     pub fn cuda_address(&self) -> Option<u64> {
         match &self.storage {
             Storage::Host { .. } => None,
-            Storage::Cuda(slice) => Some(slice.device_ptr(slice.stream()).0),
+            Storage::Cuda { slice, .. } => Some(slice.device_ptr(slice.stream()).0),
         }
     }
 
@@ -265,8 +280,11 @@ impl<T: Element> Clone for Buffer<T> {
     fn clone(&self) -> Self {
         match &self.storage {
             Storage::Host { .. } => Self::from_slice(self.host()),
-            Storage::Cuda(slice) => Self {
-                storage: Storage::Cuda(slice.try_clone().expect("memory for a copy of a buffer")),
+            Storage::Cuda { slice, activity } => Self {
+                storage: Storage::Cuda {
+                    slice: slice.try_clone().expect("memory for a copy of a buffer"),
+                    activity: activity.clone(),
+                },
                 len: self.len,
                 element: PhantomData,
             },

@@ -36,6 +36,7 @@ impl Engine {
         };
         self.rehearse(1, Some(sampling))?;
         self.next_id = 0;
+        self.set_stage_clock(false);
         Ok(())
     }
 

@@ -3,16 +3,16 @@
 use crate::device::Buffer;
 use crate::error::KernelError;
 use crate::kernels::Kernel;
-use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::gate::{Gate, GateArgs, GateKind};
 use crate::kernels::rms_norm::{NormEpilogue, RmsNorm, RmsNormArgs};
 use crate::kernels::rope::{Rope, RopeArgs};
 use crate::kernels::tree_attention::{TreeAttention, TreeAttentionArgs};
 
 use super::config::{AttentionConfig, OutputGate, QkNorm, ValueSource};
-use super::decoder::{LayerContext, PostNorm, Workspace};
+use super::decoder::{LayerContext, PostNorm};
 use super::tail::AttentionTail;
 use super::weights::AttentionWeights;
+use super::workspace::Workspace;
 
 /// What an attention layer is made of.
 #[derive(Clone, Copy)]
@@ -81,7 +81,8 @@ pub(super) fn forward(
     )
 }
 
-/// Queries to `workspace.q`, keys and values to `tail`, all of them normalised as the layer wants, none rotated.
+/// Queries to `workspace.q`, keys and values to `tail`, all of them normalised as the layer wants, none rotated; gates of
+/// their own projection to `workspace.gates`. All projections read the same rows and go together.
 fn project(
     context: &LayerContext<'_>,
     layer: AttentionLayer<'_>,
@@ -89,21 +90,43 @@ fn project(
     tail: &mut AttentionTail,
 ) -> Result<(), KernelError> {
     let (config, weights) = (layer.config, layer.weights);
-    let (head_dim, num_kv_heads) = (config.head_dim, config.num_kv_heads);
     let Workspace {
         normed,
         q,
         q_projected,
         k_projected,
+        v_projected,
+        gates,
         ..
     } = workspace;
-    let heads_norm = |x: &_, x_stride, num_heads, weight, y: &mut _| {
+    let is_normed = config.qk_norm != QkNorm::None;
+    let mut products = match is_normed {
+        true => vec![
+            (&weights.q_proj, &mut *q_projected),
+            (&weights.k_proj, &mut *k_projected),
+        ],
+        false => vec![(&weights.q_proj, &mut *q), (&weights.k_proj, &mut tail.k)],
+    };
+    if let Some(v_proj) = &weights.v_proj {
+        let v = match config.values {
+            ValueSource::NormedProjection => &mut *v_projected,
+            ValueSource::Projection | ValueSource::NormedKeys => &mut tail.v,
+        };
+        products.push((v_proj, v));
+    }
+    if let Some(gate_proj) = &weights.output_gate_proj {
+        products.push((gate_proj, gates));
+    }
+    context.multiply_together(normed, products)?;
+
+    let (head_dim, num_kv_heads) = (config.head_dim, config.num_kv_heads);
+    let heads_norm = |x: &Buffer<f32>, parts, num_heads, weight, y: &mut Buffer<f32>| {
         RmsNorm::run(
             context.device,
             RmsNormArgs {
                 x,
                 x_offset: 0,
-                x_stride,
+                x_stride: head_dim * parts,
                 num_vectors: context.num_rows * num_heads,
                 width: head_dim,
                 weight,
@@ -113,35 +136,23 @@ fn project(
             },
         )
     };
-    let multiply = |weight: &_, y: &mut _| context.multiply(weight, normed, y, Epilogue::Store);
-    if let Some(v_proj) = &weights.v_proj {
-        match config.values {
-            ValueSource::NormedProjection => {
-                multiply(v_proj, k_projected)?;
-                heads_norm(k_projected, head_dim, num_kv_heads, None, &mut tail.v)?;
-            }
-            ValueSource::Projection | ValueSource::NormedKeys => multiply(v_proj, &mut tail.v)?,
+    match config.values {
+        ValueSource::Projection => {}
+        ValueSource::NormedProjection => {
+            heads_norm(v_projected, 1, num_kv_heads, None, &mut tail.v)?;
+        }
+        ValueSource::NormedKeys => {
+            let keys = if is_normed { &*k_projected } else { &tail.k };
+            heads_norm(keys, 1, num_kv_heads, None, &mut tail.v)?;
         }
     }
-    if config.qk_norm == QkNorm::None {
-        multiply(&weights.q_proj, q)?;
-        multiply(&weights.k_proj, &mut tail.k)?;
-        return match config.values {
-            ValueSource::NormedKeys => {
-                heads_norm(&tail.k, head_dim, num_kv_heads, None, &mut tail.v)
-            }
-            ValueSource::Projection | ValueSource::NormedProjection => Ok(()),
-        };
+    if is_normed {
+        let (q_norm, k_norm) = (weights.q_norm.as_ref(), weights.k_norm.as_ref());
+        let parts = config.q_proj_parts();
+        heads_norm(q_projected, parts, config.num_heads, q_norm, q)?;
+        heads_norm(k_projected, 1, num_kv_heads, k_norm, &mut tail.k)?;
     }
-    multiply(&weights.q_proj, q_projected)?;
-    multiply(&weights.k_proj, k_projected)?;
-    if config.values == ValueSource::NormedKeys {
-        heads_norm(k_projected, head_dim, num_kv_heads, None, &mut tail.v)?;
-    }
-    let q_stride = head_dim * config.q_proj_parts();
-    let (q_norm, k_norm) = (weights.q_norm.as_ref(), weights.k_norm.as_ref());
-    heads_norm(q_projected, q_stride, config.num_heads, q_norm, q)?;
-    heads_norm(k_projected, head_dim, num_kv_heads, k_norm, &mut tail.k)
+    Ok(())
 }
 
 /// Multiplies the heads' outputs by their gates, where there are any.
@@ -151,23 +162,18 @@ fn gate_outputs(
     workspace: &mut Workspace,
 ) -> Result<(), KernelError> {
     let config = layer.config;
-    let (x_offset, x_stride) = match (config.output_gate, &layer.weights.output_gate_proj) {
-        (OutputGate::InQueryProjection, _) => (config.head_dim, 2 * config.head_dim),
-        (OutputGate::OwnProjection, Some(gate_proj)) => {
-            // Queries have left this buffer.
-            let (x, y) = (&workspace.normed, &mut workspace.q_projected);
-            context.multiply(gate_proj, x, y, Epilogue::Store)?;
-            (0, config.head_dim)
-        }
-        _ => return Ok(()),
+    let (x, parts) = match config.output_gate {
+        OutputGate::None => return Ok(()),
+        OutputGate::InQueryProjection => (&workspace.q_projected, 2),
+        OutputGate::OwnProjection => (&workspace.gates, 1),
     };
     Gate::run(
         context.device,
         GateArgs {
             kind: GateKind::SigmoidMultiply,
-            x: &workspace.q_projected,
-            x_offset,
-            x_stride,
+            x,
+            x_offset: (parts - 1) * config.head_dim,
+            x_stride: parts * config.head_dim,
             num_vectors: context.num_rows * config.num_heads,
             width: config.head_dim,
             y: &mut workspace.mixed,

@@ -9,7 +9,7 @@ use crate::cache::slots::SequenceCaches;
 use crate::device::{Buffer, Device, Graphs, Staged};
 use crate::error::{DeviceError, KernelError, Result};
 use crate::kernels::Kernel;
-use crate::kernels::bf16_matmul::Epilogue;
+use crate::kernels::bf16_matmul::{Epilogue, Product};
 use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
 use crate::kernels::lm_head_screen::{HeadScores, ScreenedHead};
 use crate::kernels::paths::{LaunchKey, RowPaths};
@@ -18,33 +18,15 @@ use crate::kernels::rms_norm::{NormEpilogue, RmsNorm, RmsNormArgs};
 use crate::kernels::sample_rows::RowSampler;
 use crate::kernels::tree_attention;
 use crate::kernels::w12_matmul::WeightView;
-use crate::weights::Linear;
+use crate::weights::linear::{Linear, multiply_together};
 
 use super::attention::AttentionLayer;
-use super::config::{AttentionConfig, LayerConfig, ModelConfig};
+use super::config::{LayerConfig, ModelConfig};
 use super::head::{Head, HeadPath, TokenChoices};
 use super::tail::{LayerTail, PassTail};
 use super::weights::{DecoderWeights, LayerWeights, MixerWeights};
+use super::workspace::Workspace;
 use super::{attention, gdn};
-
-/// Activations of one pass. `B` is a buffer; planning memory puts a number in its place.
-pub(super) struct Workspace<B = Buffer<f32>> {
-    pub(super) residual: B,
-    pub(super) normed: B,
-    pub(super) q_projected: B,
-    pub(super) k_projected: B,
-    pub(super) q: B,
-    pub(super) mixed: B,
-    pub(super) z: B,
-    pub(super) a: B,
-    pub(super) b: B,
-    /// A sublayer's output before the norm behind it.
-    pub(super) sublayer: B,
-    gate: B,
-    up: B,
-    hidden: B,
-    taps: Vec<B>,
-}
 
 /// What the buffers of a decoder's passes take, by purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -405,6 +387,19 @@ impl LayerContext<'_> {
         weight.forward_through(self.view, self.device, x, self.num_rows, y, epilogue)
     }
 
+    /// `y = x Wᵀ` of several matrices of one K, for all rows.
+    pub(super) fn multiply_together<'a>(
+        &self,
+        x: &'a Buffer<f32>,
+        products: impl IntoIterator<Item = (&'a Linear, &'a mut Buffer<f32>)>,
+    ) -> Result<(), KernelError> {
+        let products = products
+            .into_iter()
+            .map(|(weight, y)| Product { weight, y });
+        let store = Epilogue::Store;
+        multiply_together(self.view, self.device, x, self.num_rows, products, store)
+    }
+
     /// Ends a sublayer: adds `x Wᵀ`, through `post_norm` where there is one, to `residual`. `sublayer` is scratch.
     pub(super) fn add_to_residual(
         &self,
@@ -525,39 +520,6 @@ impl LayerContext<'_> {
                 y,
             },
         )
-    }
-}
-
-impl<B> Workspace<B> {
-    /// A workspace of what `alloc` makes of each buffer's values per row.
-    fn with<E>(
-        config: &ModelConfig,
-        num_taps: usize,
-        mut alloc: impl FnMut(usize) -> Result<B, E>,
-    ) -> Result<Self, E> {
-        let q_width = config.widest_attention(AttentionConfig::q_dim);
-        let gdn_width =
-            |f: fn(&super::config::GdnConfig) -> usize| config.gdn.as_ref().map_or(0, f);
-        let value_width = gdn_width(|g| g.num_value_heads * g.value_dim);
-        let value_heads = gdn_width(|g| g.num_value_heads);
-        Ok(Self {
-            residual: alloc(config.hidden_size)?,
-            normed: alloc(config.hidden_size)?,
-            q_projected: alloc(config.widest_attention(AttentionConfig::q_proj_rows))?,
-            k_projected: alloc(config.widest_attention(AttentionConfig::kv_dim))?,
-            q: alloc(q_width)?,
-            mixed: alloc(q_width.max(value_width))?,
-            z: alloc(value_width)?,
-            a: alloc(value_heads)?,
-            b: alloc(value_heads)?,
-            sublayer: alloc(config.post_norms.map_or(0, |_| config.hidden_size))?,
-            gate: alloc(config.intermediate_size)?,
-            up: alloc(config.intermediate_size)?,
-            hidden: alloc(config.hidden_size)?,
-            taps: (0..num_taps)
-                .map(|_| alloc(config.hidden_size))
-                .collect::<Result<_, E>>()?,
-        })
     }
 }
 

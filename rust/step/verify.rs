@@ -8,6 +8,7 @@ use crate::request::Request;
 
 use super::choose::{ChosenRows, HeadRow, HeadRows};
 use super::decode_step::ModelPair;
+use super::stage_times::Stage;
 use super::tree::TokenTree;
 use super::types::{BatchEntry, RowRecords, TokenTrees, Verified, Work};
 
@@ -29,8 +30,10 @@ pub fn verify(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> 
         device,
         target,
         paths,
+        clock,
         ..
     } = pair;
+    clock.lap(device, Stage::Forward)?;
     let mut wanted = HeadRows::default();
     for (index, (entry, segment)) in batch.entries.iter().zip(paths.segments()).enumerate() {
         let request = &requests[entry.index];
@@ -82,6 +85,7 @@ pub fn verify(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> 
             })
         }
     };
+    clock.lap(device, Stage::Head)?;
     Ok(Verified {
         batch,
         trees,

@@ -151,6 +151,7 @@ impl<'a> Launch<'a> {
         device: &CudaDevice,
         argument: &T,
     ) -> Result<(), DeviceError> {
+        device.activity.note(|counts| counts.num_launches += 1);
         let mut attributes = self.attributes();
         let stream = device.stream();
         let config = self.config(&mut attributes, stream.cu_stream());

@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream, DevicePtr, DriverError};
 
+use super::activity::Activity;
 use super::buffer::as_bytes_mut;
 use super::{Element, HostDevice};
 use crate::error::DeviceError;
@@ -43,6 +44,8 @@ pub struct CudaDevice {
     kernels: LoadedKernels,
     limits: Limits,
     bytes_allocated: AtomicU64,
+    /// Shared with the buffers, which copy without asking the device.
+    activity: Arc<Activity>,
     /// The last is in use; those before are kept for graphs that were captured with them.
     scratch: Mutex<Vec<CudaSlice<u8>>>,
     /// See [`CudaDevice::grid_barrier`].
@@ -94,6 +97,7 @@ impl CudaDevice {
             kernels: LoadedKernels::new(CubinCache::in_user_folder()),
             limits,
             bytes_allocated: AtomicU64::new(0),
+            activity: Arc::default(),
             scratch: Mutex::default(),
             grid_barrier: stream
                 .alloc_zeros(GRID_BARRIER_BYTES)
@@ -143,6 +147,11 @@ impl CudaDevice {
         self.bytes_allocated.load(Ordering::Relaxed)
     }
 
+    /// What it was asked to do.
+    pub(super) fn activity(&self) -> &Arc<Activity> {
+        &self.activity
+    }
+
     /// Bytes of the GPU's memory that are free, and all of them.
     ///
     /// # Errors
@@ -160,8 +169,8 @@ impl CudaDevice {
     /// # Errors
     /// [`DeviceError::Driver`] with the first error of the work waited for.
     pub fn synchronize(&self) -> Result<(), DeviceError> {
-        self.stream
-            .synchronize()
+        self.activity
+            .waiting(|| self.stream.synchronize())
             .map_err(driver("waiting for the GPU"))
     }
 
@@ -222,9 +231,13 @@ impl CudaDevice {
             .expect("a kernel that left something asked for scratch");
         let mut values = vec![T::default(); len];
         let bytes = last.slice(offset..offset + len * size_of::<T>());
-        self.stream
-            .memcpy_dtoh(&bytes, as_bytes_mut(&mut values))
-            .and_then(|()| self.stream.synchronize())
+        self.activity.note(|counts| counts.num_read_backs += 1);
+        let copy = || {
+            self.stream.memcpy_dtoh(&bytes, as_bytes_mut(&mut values))?;
+            self.stream.synchronize()
+        };
+        self.activity
+            .waiting(copy)
             .map_err(driver("copying from the GPU"))?;
         Ok(values)
     }

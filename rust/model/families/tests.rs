@@ -221,10 +221,13 @@ fn refusal(mut config: Value, pointer: &str, value: Option<Value>) -> String {
     }
 }
 
+/// A config, a key of its text part, the value it is given, and what the refusal says.
+type Refused = (fn() -> Value, &'static str, Option<Value>, &'static str);
+
 #[test]
 fn parts_that_are_not_supported_are_refused() {
     let (gemma, muse) = (gemma_4_12b, muse_glimmer_30b);
-    let cases: [(fn() -> Value, &str, Option<Value>, &str); 16] = [
+    let cases: [Refused; 16] = [
         (
             gemma,
             "hidden_size_per_layer_input",
