@@ -479,7 +479,7 @@ fn drafts_stop_where_confidence_ends() {
     let whole = draft(0.0);
     let lens: Vec<usize> = (1..1000)
         .map(|thousandths| {
-            let tokens = draft(thousandths as f32 / 1000.0);
+            let tokens = draft(f64::from(thousandths) / 1000.0);
             assert_eq!(tokens, whole[..tokens.len()]);
             tokens.len()
         })
