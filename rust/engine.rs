@@ -14,7 +14,7 @@ use crate::kernels::sample_rows::philox::request_seed;
 use crate::model::config::ModelConfig;
 use crate::model::decoder::Decoder;
 use crate::model::weights::DecoderWeights;
-use crate::options::{DeviceChoice, EngineOptions, WeightFormat};
+use crate::options::{DeviceChoice, EngineOptions, KernelSet, WeightFormat};
 use crate::plan::available::available_bytes;
 use crate::plan::budget::Budget;
 use crate::plan::footprint::{Footprint, Holdings, gdn_shape};
@@ -92,8 +92,12 @@ impl Planned<'_> {
         } = self;
         // On our own threads: the process-wide pool would be dead in a forked child.
         let with_q_views = limits.speculation.q_passes() > 0;
-        let weights = device
-            .install(|| DecoderWeights::load(&device, checkpoint, &config, format, with_q_views))?;
+        let weights = device.install(|| match limits.kernels {
+            KernelSet::Lossless => {
+                DecoderWeights::load(&device, checkpoint, &config, format, with_q_views)
+            }
+            KernelSet::Stock => DecoderWeights::load_stock(&device, checkpoint, &config),
+        })?;
         let verification = checkpoint.verification();
         // Encoding in memory has shown what the plan could only estimate.
         footprint
@@ -107,6 +111,7 @@ impl Planned<'_> {
         let caches = SequenceCaches::new(
             &device,
             &layer_caches(&config),
+            plan.limits.recurrence(),
             gdn_shape(&config),
             sizes.num_slots,
             sizes.num_pages,
@@ -188,6 +193,10 @@ impl Engine {
         let checkpoint = Checkpoint::open(model)?;
         let drafter_files = drafter_dir.map(Checkpoint::open).transpose()?;
         let device = Device::open(choice, options.num_threads)?;
+        if let (KernelSet::Stock, Device::Cuda(cuda)) = (limits.kernels, &device) {
+            // Its absence shows before a weight is read, and its workspace counts as taken.
+            cuda.cublaslt()?;
+        }
         let footprint = Footprint::of(&Holdings {
             config: &config,
             headers: Some(&checkpoint),

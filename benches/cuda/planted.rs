@@ -157,6 +157,20 @@ impl Planted {
     }
 }
 
+/// The row-major matrix of `seed` alone.
+pub fn rows_bf16(device: &Device, n: usize, k: usize, seed: u32) -> Buffer<bf16> {
+    let rows = device.try_alloc::<bf16>(n * k).expect("room for a matrix");
+    let params = PlantParams {
+        rows: address(&rows),
+        seed,
+        out_features: n as u32,
+        in_features: k as u32,
+        ..PlantParams::default()
+    };
+    launch(device, "plant_rows", &params).expect("a launch");
+    rows
+}
+
 /// Gaussian activations, rounded for a matmul.
 pub fn activations(device: &Device, num_rows: usize, k: usize) -> Result<RoundedRows, DeviceError> {
     RoundedRows::new(device, &gaussian(num_rows * k), k)

@@ -8,15 +8,15 @@
 use rayon::prelude::*;
 
 use super::config::{
-    AttentionConfig, LayerConfig, MlpActivation, ModelConfig, OutputGate, PostNorms, QkNorm,
-    ValueSource,
+    AttentionConfig, LayerConfig, ModelConfig, OutputGate, PostNorms, QkNorm, ValueSource,
 };
+use super::stock::{StockAttention, StockGatedDelta, StockLayer, StockMixer, StockWeights};
 use super::tensor_role::TensorRole as Role;
 use crate::device::{Buffer, Device};
 use crate::error::{CheckpointError, KernelError, Result};
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16, Product};
-use crate::kernels::gate::GateKind;
+use crate::kernels::stock_matmul::{self, StockMatrix};
 use crate::options::WeightFormat;
 use crate::weights::{Checkpoint, GatedMlp, Linear, WeightLoader};
 
@@ -29,8 +29,10 @@ pub struct DecoderWeights {
     pub lm_head: Option<Linear>,
     /// Weight of the norm before the LM head.
     pub final_norm: Buffer<f32>,
-    /// First to last layer.
+    /// First to last layer; none with `stock`.
     pub layers: Vec<LayerWeights>,
+    /// Layers and LM head of `kernels="stock"`.
+    pub stock: Option<StockWeights>,
 }
 
 /// Weights of one layer.
@@ -148,6 +150,46 @@ impl DecoderWeights {
             lm_head: lm_head?,
             final_norm: loader.norm(Role::FinalNorm, 0)?,
             layers: layers?,
+            stock: None,
+        };
+        checkpoint.finish(config.weight_names.ignored_prefixes)?;
+        Ok(weights)
+    }
+
+    /// Reads all weights for `kernels="stock"`: layers and LM head row-major, as BF16.
+    ///
+    /// # Errors
+    /// As for [`load`](Self::load).
+    pub fn load_stock(
+        device: &Device,
+        checkpoint: &Checkpoint,
+        config: &ModelConfig,
+    ) -> Result<Self> {
+        checkpoint.check(&config.weight_names.tensors(config))?;
+        let loader = Loader {
+            tensors: WeightLoader { checkpoint, device },
+            config,
+            format: WeightFormat::Bf16,
+            with_q_views: false,
+        };
+        let head = match config.tie_word_embeddings {
+            true => {
+                loader.skip_tied_head()?;
+                Role::Embed
+            }
+            false => Role::LmHead,
+        };
+        let head = loader.stock_matrix(&[head], 0)?;
+        let weights = Self {
+            embed: loader.matrix(Role::Embed, 0)?,
+            lm_head: None,
+            final_norm: loader.norm(Role::FinalNorm, 0)?,
+            layers: Vec::new(),
+            stock: Some(StockWeights {
+                layers: loader.each_layer(|i| loader.stock_layer(i))?,
+                head,
+                head_is_copy: config.tie_word_embeddings,
+            }),
         };
         checkpoint.finish(config.weight_names.ignored_prefixes)?;
         Ok(weights)
@@ -165,6 +207,10 @@ impl DecoderWeights {
         num_rows: usize,
         logits: &mut Buffer<f32>,
     ) -> Result<(), KernelError> {
+        if let Some(stock) = &self.stock {
+            let head = &stock.head;
+            return stock_matmul::round_and_multiply(device, hidden, num_rows, head, logits);
+        }
         match &self.lm_head {
             Some(head) => head.forward(device, hidden, num_rows, logits, Epilogue::Store),
             None => Bf16Matmul::run(
@@ -184,9 +230,10 @@ impl DecoderWeights {
 
     /// The BF16 weights behind [`Self::logits`], where they are held as such.
     pub fn head_bf16(&self) -> Option<&PackedBf16> {
-        match &self.lm_head {
-            Some(head) => head.as_bf16(),
-            None => Some(&self.embed),
+        match (&self.stock, &self.lm_head) {
+            (Some(_), _) => None,
+            (None, Some(head)) => head.as_bf16(),
+            (None, None) => Some(&self.embed),
         }
     }
 
@@ -194,7 +241,9 @@ impl DecoderWeights {
     pub fn num_bytes(&self) -> usize {
         let matrices: usize = self.matrices().map(Linear::num_bytes).sum();
         let vectors: usize = self.vectors().map(|v| v.len() * size_of::<f32>()).sum();
-        self.embed.num_bytes() + matrices + vectors + self.num_scalars() * size_of::<f32>()
+        let stock: usize = self.stock_matrices().map(StockMatrix::num_bytes).sum();
+        let scalars = self.num_scalars() * size_of::<f32>();
+        self.embed.num_bytes() + matrices + stock + vectors + scalars
     }
 
     /// Bytes that only Q passes read.
@@ -213,10 +262,18 @@ impl DecoderWeights {
     pub fn num_parameters(&self) -> usize {
         let size = |m: &Linear| m.out_features() * m.in_features();
         let embed = self.embed.out_features() * self.embed.in_features();
+        let stock = |m: &StockMatrix| m.out_features() * m.in_features();
+        // A stock head that is a copy of the embedding counts with it.
+        let copied = match &self.stock {
+            Some(weights) if weights.head_is_copy => stock(&weights.head),
+            _ => 0,
+        };
         embed
             + self.matrices().map(size).sum::<usize>()
+            + self.stock_matrices().map(stock).sum::<usize>()
             + self.vectors().map(Buffer::len).sum::<usize>()
             + self.num_scalars()
+            - copied
     }
 
     fn num_scalars(&self) -> usize {
@@ -226,6 +283,10 @@ impl DecoderWeights {
             .count()
     }
 
+    fn stock_matrices(&self) -> impl Iterator<Item = &StockMatrix> {
+        self.stock.iter().flat_map(StockWeights::matrices)
+    }
+
     fn matrices(&self) -> impl Iterator<Item = &Linear> {
         let layers = self.layers.iter().flat_map(LayerWeights::matrices);
         self.lm_head.iter().chain(layers)
@@ -233,7 +294,8 @@ impl DecoderWeights {
 
     fn vectors(&self) -> impl Iterator<Item = &Buffer<f32>> {
         let layers = self.layers.iter().flat_map(LayerWeights::vectors);
-        std::iter::once(&self.final_norm).chain(layers)
+        let stock = self.stock.iter().flat_map(StockWeights::vectors);
+        std::iter::once(&self.final_norm).chain(layers).chain(stock)
     }
 }
 
@@ -281,9 +343,17 @@ struct Loader<'a> {
 
 impl Loader<'_> {
     fn layers(&self) -> Result<Vec<LayerWeights>> {
+        self.each_layer(|i| self.layer(i))
+    }
+
+    /// Many layers at once.
+    fn each_layer<T: Send>(
+        &self,
+        read: impl Fn(usize) -> Result<T> + Send + Sync,
+    ) -> Result<Vec<T>> {
         let layers: Vec<_> = (0..self.config.layers.len())
             .into_par_iter()
-            .map(|i| self.layer(i))
+            .map(read)
             .collect();
         // Of several errors the first layer's is told, whichever thread came first.
         layers.into_iter().collect()
@@ -307,10 +377,7 @@ impl Loader<'_> {
                 gate_proj: self.linear(Role::GateProj, i)?,
                 up_proj: self.linear(Role::UpProj, i)?,
                 down_proj: self.linear(Role::DownProj, i)?,
-                activation: match self.config.mlp_activation {
-                    MlpActivation::Silu => GateKind::SiluMultiply,
-                    MlpActivation::GeluTanh => GateKind::GeluTanhMultiply,
-                },
+                activation: self.config.mlp_activation.gate_kind(),
             },
         })
     }
@@ -332,10 +399,6 @@ impl Loader<'_> {
         // Llama files of before transformers 4.32 carry the frequencies, which the config gives exactly.
         let frequencies = self.config.weight_names.rotary_frequencies(i);
         self.tensors.checkpoint.skip(&frequencies);
-        let qk_norm = |role| match config.qk_norm {
-            QkNorm::Weighted => self.norm(role, i).map(Some),
-            QkNorm::None | QkNorm::Weightless => Ok(None),
-        };
         let v_proj = || self.linear(Role::VProj, i);
         let gate_proj = || self.linear(Role::OutputGateProj, i);
         Ok(AttentionWeights {
@@ -348,8 +411,8 @@ impl Loader<'_> {
             output_gate_proj: (config.output_gate == OutputGate::OwnProjection)
                 .then(gate_proj)
                 .transpose()?,
-            q_norm: qk_norm(Role::QNorm)?,
-            k_norm: qk_norm(Role::KNorm)?,
+            q_norm: self.head_norm(config, Role::QNorm, i)?,
+            k_norm: self.head_norm(config, Role::KNorm, i)?,
         })
     }
 
@@ -365,6 +428,81 @@ impl Loader<'_> {
             dt_bias: self.vector(Role::GdnDtBias, i)?,
             norm: self.vector(Role::GdnNorm, i)?,
         })
+    }
+
+    fn stock_layer(&self, i: usize) -> Result<StockLayer> {
+        Ok(StockLayer {
+            input_norm: self.norm(Role::InputNorm, i)?,
+            post_attention_norm: self.norm(Role::MlpNorm, i)?,
+            mixer: match &self.config.layers[i] {
+                LayerConfig::Attention(attention) => {
+                    StockMixer::Attention(self.stock_attention(attention, i)?)
+                }
+                LayerConfig::GatedDelta => StockMixer::GatedDelta(self.stock_gated_delta(i)?),
+            },
+            gate_up: self.stock_matrix(&[Role::GateProj, Role::UpProj], i)?,
+            down: self.stock_matrix(&[Role::DownProj], i)?,
+        })
+    }
+
+    fn stock_attention(&self, config: &AttentionConfig, i: usize) -> Result<StockAttention> {
+        let frequencies = self.config.weight_names.rotary_frequencies(i);
+        self.tensors.checkpoint.skip(&frequencies);
+        Ok(StockAttention {
+            q_proj: self.stock_matrix(&[Role::QProj], i)?,
+            k_proj: self.stock_matrix(&[Role::KProj], i)?,
+            v_proj: self.stock_matrix(&[Role::VProj], i)?,
+            o_proj: self.stock_matrix(&[Role::OProj], i)?,
+            q_norm: self.head_norm(config, Role::QNorm, i)?,
+            k_norm: self.head_norm(config, Role::KNorm, i)?,
+        })
+    }
+
+    fn stock_gated_delta(&self, i: usize) -> Result<StockGatedDelta> {
+        let inputs = [
+            Role::GdnInProjQkv,
+            Role::GdnInProjZ,
+            Role::GdnInProjA,
+            Role::GdnInProjB,
+        ];
+        Ok(StockGatedDelta {
+            in_proj: self.stock_matrix(&inputs, i)?,
+            out_proj: self.stock_matrix(&[Role::GdnOutProj], i)?,
+            conv: self.vector(Role::GdnConv, i)?,
+            a_log: self.vector(Role::GdnALog, i)?,
+            dt_bias: self.vector(Role::GdnDtBias, i)?,
+            norm: self.vector(Role::GdnNorm, i)?,
+        })
+    }
+
+    /// Matrices of one layer that read the same rows, one after another.
+    fn stock_matrix(&self, roles: &[Role], layer: usize) -> Result<StockMatrix> {
+        let shape_of = |role: Role| role.shape(self.config, layer);
+        let part = |&role: &Role| {
+            let shape = shape_of(role);
+            self.tensors
+                .rows_bf16(&self.name(role, layer), [shape[0], shape[1]])
+        };
+        let parts = roles.iter().map(part).collect::<Result<Vec<_>>>()?;
+        let in_features = shape_of(roles[0])[1];
+        Ok(StockMatrix::of_parts(
+            self.tensors.device,
+            &parts,
+            in_features,
+        )?)
+    }
+
+    /// The norm of query or key heads, if the model has it.
+    fn head_norm(
+        &self,
+        config: &AttentionConfig,
+        role: Role,
+        layer: usize,
+    ) -> Result<Option<Buffer<f32>>> {
+        match config.qk_norm {
+            QkNorm::Weighted => self.norm(role, layer).map(Some),
+            QkNorm::None | QkNorm::Weightless => Ok(None),
+        }
     }
 
     fn linear(&self, role: Role, layer: usize) -> Result<Linear> {

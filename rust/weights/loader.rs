@@ -64,7 +64,7 @@ impl WeightLoader<'_> {
     /// # Errors
     /// As for [`Self::linear`].
     pub fn matrix_bf16(&self, name: &str, shape: [usize; 2]) -> Result<PackedBf16> {
-        self.pack(&self.weights(name, shape)?, shape)
+        self.pack(&self.rows_bf16(name, shape)?, shape)
     }
 
     /// Reads matrix `name` of `out_features` rows, cut into BF16 matrices of `widths` columns.
@@ -78,7 +78,7 @@ impl WeightLoader<'_> {
         widths: [usize; N],
     ) -> Result<[PackedBf16; N]> {
         let in_features = widths.iter().sum();
-        let weights = self.weights(name, [out_features, in_features])?;
+        let weights = self.rows_bf16(name, [out_features, in_features])?;
         let mut first = 0;
         let mut parts = Vec::with_capacity(N);
         for width in widths {
@@ -107,7 +107,11 @@ impl WeightLoader<'_> {
             .constants(&self.checkpoint.tensor_f32(name, shape)?)?)
     }
 
-    fn weights(&self, name: &str, shape: [usize; 2]) -> Result<Vec<bf16>> {
+    /// Reads matrix `name` as BF16, row-major, on the host.
+    ///
+    /// # Errors
+    /// As for [`Self::linear`].
+    pub fn rows_bf16(&self, name: &str, shape: [usize; 2]) -> Result<Vec<bf16>> {
         match self.checkpoint.matrix(name, shape, WeightFormat::Bf16)? {
             Matrix::Bf16(weights) => Ok(weights),
             Matrix::W12(_) => unreachable!("BF16 was asked for"),

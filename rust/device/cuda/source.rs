@@ -39,11 +39,13 @@ pub const KERNEL_SOURCES: &[KernelSource] = sources! {
     "gate", true;
     "gather_taps", true;
     "gdn_fold", true;
+    "gdn_recurrent", true;
     "gdn_wy", true;
     "greedy_argmax", true;
     "lm_head_screen", true;
     "rms_norm", true;
     "rope", true;
+    "round_rows", true;
     "tree_attention", true;
     "w12_matmul", true;
 };
