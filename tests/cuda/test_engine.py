@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -305,6 +306,7 @@ def test_drafts_made_ahead_are_those_made_in_turn(drafter: str, prompts: list[st
             assert [getattr(r, name) for r in rounds] == [getattr(r, name) for r in others], name
 
 
+@pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="others take and give memory meanwhile")
 def test_memory_is_given_back(report: Any) -> None:
     torch = pytest.importorskip("torch")
     demo({"method": "dflash2"})
