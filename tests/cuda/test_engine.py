@@ -217,9 +217,9 @@ FAMILIES = [
     "qwen3_5_text",
     "qwen3_5_wrapper",
 ]
-# Matmuls round their inputs to BF16; all else is fp32. The golden values say how far the reference departs from
-# fp32 when it rounds every value so (0.3 to 0.8 at logits of a deviation of 3): a part of its roundings must not
-# move a logit as far, and most logits much less.
+# Matmuls round their inputs to BF16; all else is fp32. The golden values say how far the reference departs
+# from fp32 when it rounds every value so (0.3 to 0.8 at logits of a deviation of 3): a part of its roundings
+# must not move a logit as far, and most logits much less.
 BF16_DEPARTURE = "logits_bf16_vs_fp32_max_abs"
 TYPICAL_SHARE = 0.1
 RESIDUAL_REL = 0.02
