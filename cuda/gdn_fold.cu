@@ -1,4 +1,6 @@
 // Folding logged updates into a state: a block takes some rows of one value head's state, a thread a column of them.
+//
+// All that a thread reads is on its way before the first sum.
 #include "async_copy.cuh"
 
 constexpr u32 BLOCK_THREADS = 128;
@@ -21,14 +23,29 @@ struct GdnFoldParams {
 };
 
 // Each element takes its positions in order, with two roundings each.
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) gdn_fold(const __grid_constant__ GdnFoldParams p) {
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 4) gdn_fold(const __grid_constant__ GdnFoldParams p) {
     __shared__ float keys[FOLD_INTERVAL][BLOCK_ROWS];
     __shared__ float decays[FOLD_INTERVAL];
-    wait_for_predecessors();
     const u32 num_groups = (p.key_dim + BLOCK_ROWS - 1) / BLOCK_ROWS;
     const u32 head = blockIdx.x / num_groups, first_row = blockIdx.x % num_groups * BLOCK_ROWS;
     const u32 key_head = head / (p.num_value_heads / p.num_key_heads);
     const auto log_row = [&](u32 i) { return static_cast<u64>(p.slot) * LOG_POSITIONS + (p.anchor + i) % LOG_POSITIONS; };
+    const auto state = [&](u32 anchor) {
+        const u64 ring = static_cast<u64>(p.slot) * STATE_RING + anchor / FOLD_INTERVAL % STATE_RING;
+        return p.states + ((ring * p.num_value_heads + head) * p.key_dim + first_row) * p.value_dim;
+    };
+    const float* from = state(p.anchor);
+    float* to = state(p.anchor + FOLD_INTERVAL);
+    wait_for_predecessors();
+    launch_dependents();
+    float updates[FOLD_INTERVAL], sums[BLOCK_ROWS];
+    const auto load = [&](u32 column) {
+#pragma unroll
+        for (u32 i = 0; i < BLOCK_ROWS; i++) sums[i] = first_row + i < p.key_dim ? from[i * p.value_dim + column] : 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < FOLD_INTERVAL; i++) updates[i] = p.log_d[(log_row(i) * p.num_value_heads + head) * p.value_dim + column];
+    };
+    if (threadIdx.x < p.value_dim) load(threadIdx.x);
     for (u32 i = threadIdx.x; i < FOLD_INTERVAL * BLOCK_ROWS; i += BLOCK_THREADS) {
         const u32 entry = i / BLOCK_ROWS, row = first_row + i % BLOCK_ROWS;
         const float* k = p.log_k + (log_row(entry) * p.num_key_heads + key_head) * p.key_dim;
@@ -36,28 +53,17 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) gdn_fold(const __
     }
     if (threadIdx.x < FOLD_INTERVAL) decays[threadIdx.x] = expf(p.log_g[log_row(threadIdx.x) * p.num_value_heads + head]);
     __syncthreads();
-
-    const auto state = [&](u32 anchor) {
-        const u64 ring = static_cast<u64>(p.slot) * STATE_RING + anchor / FOLD_INTERVAL % STATE_RING;
-        return p.states + (ring * p.num_value_heads + head) * p.key_dim * p.value_dim;
-    };
-    const float* from = state(p.anchor);
-    float* to = state(p.anchor + FOLD_INTERVAL);
     for (u32 column = threadIdx.x; column < p.value_dim; column += BLOCK_THREADS) {
-        float sums[BLOCK_ROWS];
+        if (column >= BLOCK_THREADS) load(column);
 #pragma unroll
-        for (u32 i = 0; i < BLOCK_ROWS; i++) {
-            sums[i] = first_row + i < p.key_dim ? from[(first_row + i) * p.value_dim + column] : 0.0f;
-        }
-#pragma unroll 4
         for (u32 entry = 0; entry < FOLD_INTERVAL; entry++) {
-            const float d = p.log_d[(log_row(entry) * p.num_value_heads + head) * p.value_dim + column];
+            const float decay = decays[entry];
 #pragma unroll
-            for (u32 i = 0; i < BLOCK_ROWS; i++) sums[i] = __fmaf_rn(keys[entry][i], d, __fmul_rn(sums[i], decays[entry]));
+            for (u32 i = 0; i < BLOCK_ROWS; i++) sums[i] = __fmaf_rn(keys[entry][i], updates[entry], __fmul_rn(sums[i], decay));
         }
 #pragma unroll
         for (u32 i = 0; i < BLOCK_ROWS; i++) {
-            if (first_row + i < p.key_dim) to[(first_row + i) * p.value_dim + column] = sums[i];
+            if (first_row + i < p.key_dim) to[i * p.value_dim + column] = sums[i];
         }
     }
 }

@@ -1,130 +1,85 @@
-// Gated DeltaNet over the rows of a pass: one launch where blocks come in clusters, four per chunk of rows where not.
+// Gated DeltaNet over the rows of a pass: one launch where blocks come in clusters, with one more for the norm where not.
 //
-// The blocks of a key head share what its value heads have in common: each makes some of the keys, then some of the
-// products of keys, and leaves them in scratch, which lies in the L2 cache. In between they wait for each other. All
-// arithmetic is the same in both forms, and each row's is a function of its own path.
+// The blocks of a key head share products of keys and, at the end, squares of outputs: each writes its part into the
+// memory of all. Where there are no clusters a block makes all products itself. All arithmetic is the same in both
+// forms, and each row's is a function of its own path.
+//
+// What was committed, and where rows stand, is read before predecessors have finished: it must have been written before
+// the kernel ahead of this one began. That holds behind any kernel that waits before it lets the next one start.
 #include "gdn_keys.cuh"
 #include "gdn_values.cuh"
 
 extern __shared__ float4 dynamic_memory[];
 
-// Products with the states of all anchors, into this block's memory.
-template <u32 GROUPS>
-__device__ __forceinline__ void multiply_states(const Block& block, const Values<GROUPS>& values) {
-    for (u32 anchor = block.nodes.min_anchor; anchor <= block.nodes.max_anchor; anchor++) {
-        typename Values<GROUPS>::StateColumns state;
-        values.load_state(anchor, state);
-        values.multiply_state(anchor, state);
-    }
-}
-
-// From the chunk's keys to d, o and the squares of o. `wait_for_products` returns when all products are in scratch.
-template <u32 GROUPS, typename Wait>
-__device__ __forceinline__ void make_updates(const Block& block, const Values<GROUPS>& values, Wait wait_for_products) {
-    values.make_gates();
-    values.make_values();
-    __syncthreads();
-    values.sum_decays();
-    multiply_states(block, values);
-    __syncthreads();
-    typename Values<GROUPS>::Sums sums = {};
-    const bool sums_up = block.warp < SUM_WARPS;
-    if (sums_up && block.lane < block.count) values.take_state(block.lane, sums);
-    wait_for_products();
-    __syncthreads();
-    values.weigh_products();
-    __syncthreads();
-    if (sums_up) values.solve(sums);
-    __syncthreads();
-    values.store_updates();
-}
-
-template <u32 GROUPS>
-__device__ __forceinline__ void run_in_cluster(const GdnWyParams& p) {
-    __shared__ Nodes nodes;
-    __shared__ Gates gates;
+template <u32 TILES, bool IS_CLUSTER>
+__device__ __forceinline__ void run(const GdnWyParams& p) {
+    __shared__ Rows rows;
+    if (IS_CLUSTER) cluster_arrive();
+    Block block(p, reinterpret_cast<float*>(dynamic_memory), rows, TILES * TILE_NODES);
+    const u32 shares = IS_CLUSTER ? p.num_slices : 1;
+    block.read_rows();
+    Values<TILES> values(block);
+    const KeyProducts<TILES> products(block, shares);
+    products.fetch_keys();
+    values.fetch_committed();
+    const KeyMaker<TILES> keys(block);
     wait_for_predecessors();
     launch_dependents();
-    Block block(p, reinterpret_cast<float*>(dynamic_memory), nodes);
-    const Values<GROUPS> values(block, gates);
-    values.fetch_log();
-    for (u32 chunk = 0; block.begin(chunk); chunk++) {
-        if (block.count <= ALONE_NODES) {
-            make_all_keys(block);
+    values.make_gates();
+    if (IS_CLUSTER) cluster_wait();
+    thread_copy_wait<0>();
+    for (u32 row = 0; block.begin(row); row += TILES * TILE_NODES) {
+        values.load_values();
+        keys.run(shares);
+        __syncthreads();
+        products.run();
+        if (IS_CLUSTER) cluster_arrive();
+        values.multiply_states();
+        if (IS_CLUSTER) {
+            cluster_wait();
         } else {
-            make_shared_keys(block);
+            __syncthreads();
+        }
+        values.make_factors();
+        __syncthreads();
+        values.add_entries();
+        if (IS_CLUSTER) {
+            values.share_squares();
             cluster_arrive();
             cluster_wait();
-            fetch_keys(block);
+            values.store_outputs();
+        } else {
+            values.keep_outputs();
+            __syncthreads();
         }
-        __syncthreads();
-        KeyProducts(block).run();
-        cluster_arrive();
-        make_updates(block, values, [] { cluster_wait(); });
-        cluster_arrive();
-        cluster_wait();
-        values.make_scales();
-        __syncthreads();
-        values.store_outputs(false);
     }
 }
 
-template <u32 GROUPS>
-__device__ __forceinline__ void run_values(const GdnWyParams& p) {
-    __shared__ Nodes nodes;
-    __shared__ Gates gates;
+// y from o and its squares, a thread per eight lanes of a row.
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gdn_wy_norm(const __grid_constant__ GdnWyParams p) {
     wait_for_predecessors();
-    Block block(p, reinterpret_cast<float*>(dynamic_memory), nodes);
-    const Values<GROUPS> values(block, gates);
-    if (!block.begin(p.chunk)) return;
-    values.fetch_log();
-    fetch_keys(block);
-    make_updates(block, values, [] {});
-    values.keep_outputs();
+    const u32 head_groups = p.value_dim / WARP_VALUES, i = blockIdx.x * BLOCK_THREADS + threadIdx.x;
+    if (i >= p.paths.num_rows * p.num_value_heads * head_groups) return;
+    const float* squares = p.squares + i / head_groups * head_groups;
+    float sum = 0.0f;
+    for (u32 group = 0; group < head_groups; group++) sum += squares[group];
+    const float scale = Values<1>::norm_scale(p, sum);
+    for (u32 lane = 0; lane < WARP_VALUES; lane += 2) {
+        const u64 place = static_cast<u64>(i) * WARP_VALUES + lane;
+        const float2 o = *reinterpret_cast<const float2*>(p.y + place);
+        const float2 weight = *reinterpret_cast<const float2*>(p.norm_weight + i % head_groups * WARP_VALUES + lane);
+        Values<1>::store_output(p.y + place, o, scale, weight, *reinterpret_cast<const float2*>(p.z + place));
+    }
 }
 
-template <u32 GROUPS>
-__device__ __forceinline__ void run_norm(const GdnWyParams& p) {
-    __shared__ Nodes nodes;
-    __shared__ Gates gates;
-    wait_for_predecessors();
-    Block block(p, nullptr, nodes);
-    const Values<GROUPS> values(block, gates);
-    if (!block.begin(p.chunk)) return;
-    values.make_scales();
-    __syncthreads();
-    values.store_outputs(true);
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) gdn_wy_keys(const __grid_constant__ GdnWyParams p) {
-    __shared__ Nodes nodes;
-    wait_for_predecessors();
-    Block block(p, nullptr, nodes);
-    if (block.begin(p.chunk)) make_shared_keys(block);
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) gdn_wy_products(const __grid_constant__ GdnWyParams p) {
-    __shared__ Nodes nodes;
-    wait_for_predecessors();
-    Block block(p, reinterpret_cast<float*>(dynamic_memory), nodes);
-    if (!block.begin(p.chunk)) return;
-    fetch_keys(block);
-    __syncthreads();
-    KeyProducts(block).run();
-}
-
-#define GDN_WY_ENTRIES(LANES, GROUPS)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) gdn_wy_##LANES(const __grid_constant__ GdnWyParams p) {        \
-        run_in_cluster<GROUPS>(p);                                                                                           \
-    }                                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) gdn_wy_values_##LANES(const __grid_constant__ GdnWyParams p) { \
-        run_values<GROUPS>(p);                                                                                               \
-    }                                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) gdn_wy_norm_##LANES(const __grid_constant__ GdnWyParams p) {   \
-        run_norm<GROUPS>(p);                                                                                                 \
+#define GDN_WY_ENTRIES(TILES, BLOCKS)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, BLOCKS) gdn_wy_##TILES(const __grid_constant__ GdnWyParams p) {       \
+        run<TILES, true>(p);                                                                                                        \
+    }                                                                                                                               \
+    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, BLOCKS) gdn_wy_alone_##TILES(const __grid_constant__ GdnWyParams p) { \
+        run<TILES, false>(p);                                                                                                       \
     }
 
-GDN_WY_ENTRIES(16, 1)
-GDN_WY_ENTRIES(32, 2)
-GDN_WY_ENTRIES(48, 3)
-GDN_WY_ENTRIES(64, 4)
+GDN_WY_ENTRIES(1, 2)
+GDN_WY_ENTRIES(2, 1)
+GDN_WY_ENTRIES(4, 1)

@@ -142,6 +142,19 @@ __device__ __forceinline__ void store_in_block(u32 remote, float4 value, u32 rem
 #endif
 }
 
+// Stores 8 or 4 bytes in another block, seen there behind the next barrier of the cluster.
+__device__ __forceinline__ void store_pair_in_block(u32 remote, float2 value) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(remote), "f"(value.x), "f"(value.y) : "memory");
+#endif
+}
+
+__device__ __forceinline__ void store_in_block(u32 remote, float value) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(remote), "f"(value) : "memory");
+#endif
+}
+
 __device__ __forceinline__ void barrier_arrive_in_block(u32 remote_barrier) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote_barrier) : "memory");

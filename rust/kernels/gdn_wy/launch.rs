@@ -1,42 +1,52 @@
-//! The launches of `gdn_wy` on a GPU: one where blocks come in clusters, else four per chunk of rows.
+//! The launches of `gdn_wy` on a GPU: one where blocks come in clusters, else a second one for the norm.
 //!
-//! Which lanes share a block follows from the shape alone and with it every sum; chunks and launches change none.
+//! How lanes, rows and states are spread over blocks, chunks and stages changes no sum.
 
-use super::{GdnWy, GdnWyArgs, MAX_ENTRIES};
+use super::{FOLD_INTERVAL, GdnWy, GdnWyArgs, MAX_ENTRIES};
 use crate::device::cuda::{CudaDevice, Shape};
 use crate::error::KernelError;
 use crate::kernels::launcher::Launcher;
-use crate::kernels::paths::{CudaPaths, MAX_PATH_ROWS};
+use crate::kernels::paths::CudaPaths;
 use crate::kernels::{Kernel, check_size};
 
 const BLOCK_THREADS: usize = 256;
-/// Rows of a chunk at most: one per lane of a warp.
-const CHUNK_ROWS: usize = 32;
 /// Rows of a tile.
 const TILE_ROWS: usize = 8;
+/// Tiles that a chunk of rows may have; the entries of `gdn_wy.cu`.
+const CHUNK_TILES: [usize; 3] = [4, 2, 1];
 /// Columns of a key that one fragment holds.
 const KEY_STEP: usize = 16;
 /// Values of a fragment of k and q.
 const FRAGMENT_LEN: usize = 256;
-/// Value lanes that a block may have; the entries of `gdn_wy.cu`.
+/// Value lanes of a warp.
+const WARP_VALUES: usize = 8;
+/// Value lanes that a block may have.
 const BLOCK_LANES: [usize; 4] = [16, 32, 48, 64];
 /// Most blocks of a key head: what a cluster holds on every GPU.
 const MAX_SLICES: usize = 8;
+const MAX_SEGMENT_ROWS: usize = 64;
 const MAX_KEY_DIM: usize = 128;
 const MAX_TAPS: usize = 4;
-/// What `Nodes` and `Gates` of the device code take, rounded up.
-const STATIC_SHARED_BYTES: usize = 20 * 1024;
+/// Logged keys that a block copies ahead.
+const STAGED_KEYS: usize = 16;
+/// Floats behind a row of a state, of staged keys and of updates.
+const STATE_PAD: usize = 2;
+const KEY_PAD: usize = 16;
+const UPDATE_PAD: usize = 8;
+/// What `Rows` of the device code takes, rounded up.
+const STATIC_SHARED_BYTES: usize = 14 * 1024;
 
 /// `SharedLayout` of `gdn_block.cuh`, in floats.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct SharedLayout {
-    keys: u32,
-    exponents: u32,
-    factors: u32,
+    states: u32,
     log_d: u32,
-    values: u32,
-    outputs: u32,
+    log_k: u32,
+    keys: u32,
+    factors: u32,
+    updates: u32,
+    squares: u32,
 }
 
 /// `GdnWyParams` of `gdn_block.cuh`.
@@ -61,8 +71,6 @@ struct GdnWyParams {
     tail_d: u64,
     tail_g: u64,
     y: u64,
-    keys: u64,
-    products: u64,
     squares: u64,
     shared: SharedLayout,
     num_key_heads: u32,
@@ -71,10 +79,9 @@ struct GdnWyParams {
     value_dim: u32,
     num_taps: u32,
     num_slices: u32,
-    num_planes: u32,
-    chunk_rows: u32,
+    lanes: u32,
+    num_states: u32,
     max_entries: u32,
-    chunk: u32,
     norm_eps: f32,
 }
 
@@ -86,119 +93,132 @@ struct Split {
     num_slices: usize,
     /// Value heads that one block's lanes belong to at most.
     num_planes: usize,
-    /// Entries that a row may have.
-    max_entries: usize,
+    key_steps: usize,
     /// Most rows of a segment.
     max_rows: usize,
 }
 
 impl Split {
     fn of(args: &GdnWyArgs<'_>) -> Result<Self, KernelError> {
-        let shape = args.shape;
-        let refuse = |argument, expected, got| KernelError::Size {
-            kernel: GdnWy::NAME,
-            argument,
-            expected,
-            got,
-        };
-        check_size(
-            GdnWy::NAME,
-            "value_dim",
-            shape.value_dim,
-            shape.value_dim.next_multiple_of(8),
-        )?;
-        check_size(
-            GdnWy::NAME,
-            "key_dim",
-            shape.key_dim,
-            shape.key_dim.next_multiple_of(4).min(MAX_KEY_DIM),
-        )?;
-        let taps = shape.conv_kernel;
-        check_size(GdnWy::NAME, "conv_kernel", taps, taps.min(MAX_TAPS))?;
-        let all_lanes = shape.num_value_heads / shape.num_key_heads * shape.value_dim;
+        let (name, shape) = (GdnWy::NAME, args.shape);
+        let (key_dim, value_dim, taps) = (shape.key_dim, shape.value_dim, shape.conv_kernel);
+        let max_rows = args.paths.longest_segment();
+        for (argument, got, expected) in [
+            (
+                "value_dim",
+                value_dim,
+                value_dim.next_multiple_of(WARP_VALUES),
+            ),
+            (
+                "key_dim",
+                key_dim,
+                key_dim.next_multiple_of(4).min(MAX_KEY_DIM),
+            ),
+            ("conv_kernel", taps, taps.min(MAX_TAPS)),
+            (
+                "rows of a segment",
+                max_rows,
+                max_rows.min(MAX_SEGMENT_ROWS),
+            ),
+        ] {
+            check_size(name, argument, got, expected)?;
+        }
+        let all_lanes = shape.num_value_heads / shape.num_key_heads * value_dim;
         let lanes = BLOCK_LANES
             .into_iter()
             .find(|lanes| lanes * MAX_SLICES >= all_lanes)
             .ok_or_else(|| {
-                let most = BLOCK_LANES[BLOCK_LANES.len() - 1] * MAX_SLICES / shape.value_dim;
-                refuse(
-                    "num_value_heads",
-                    most * shape.num_key_heads,
-                    shape.num_value_heads,
-                )
+                let most = BLOCK_LANES[BLOCK_LANES.len() - 1] * MAX_SLICES / value_dim;
+                KernelError::Size {
+                    kernel: name,
+                    argument: "num_value_heads",
+                    expected: most * shape.num_key_heads,
+                    got: shape.num_value_heads,
+                }
             })?;
         let num_slices = all_lanes.div_ceil(lanes);
         let num_planes = (0..num_slices)
             .map(|slice| {
                 let last = ((slice + 1) * lanes).min(all_lanes) - 1;
-                last / shape.value_dim - slice * lanes / shape.value_dim + 1
+                last / value_dim - slice * lanes / value_dim + 1
             })
             .max()
             .unwrap_or(1);
-        let max_rows = args.paths.longest_segment();
         Ok(Self {
             lanes,
             num_slices,
             num_planes,
-            max_entries: MAX_ENTRIES + max_rows.min(MAX_PATH_ROWS),
+            key_steps: key_dim.div_ceil(KEY_STEP),
             max_rows,
         })
     }
 
-    /// Places in shared memory for chunks of `chunk_rows`, and the bytes of all.
-    fn layout(&self, key_steps: usize, chunk_rows: usize) -> (SharedLayout, usize) {
+    /// Entries that a row may have.
+    fn max_entries(&self) -> usize {
+        MAX_ENTRIES + self.max_rows
+    }
+
+    /// Places in shared memory for chunks of `tiles` and stages for `num_states`, and the bytes of all.
+    fn layout(&self, tiles: usize, num_states: usize) -> (SharedLayout, usize) {
         let mut end = 0;
         let mut take = |len: usize| {
             let start = end;
             end += len.next_multiple_of(4);
             start as u32
         };
-        let pairs = self.num_planes * self.max_entries * chunk_rows;
-        let partial_sums = 4 * chunk_rows * (2 * self.lanes + 4);
-        let rows = chunk_rows * (self.lanes + 4);
+        let nodes = tiles * TILE_ROWS;
+        let pairs = self.num_planes * (self.max_entries() + 1) * (nodes + 1);
         let layout = SharedLayout {
-            keys: take(chunk_rows / TILE_ROWS * key_steps * FRAGMENT_LEN),
-            exponents: take(pairs),
-            factors: take((2 * pairs).max(partial_sums)),
+            states: take(num_states * self.key_steps * KEY_STEP * (self.lanes + STATE_PAD)),
             log_d: take(MAX_ENTRIES * self.lanes),
-            values: take(rows),
-            outputs: take(rows),
+            log_k: take(STAGED_KEYS * (self.key_steps * KEY_STEP + KEY_PAD)),
+            keys: take(tiles * self.key_steps * FRAGMENT_LEN),
+            factors: take(2 * pairs),
+            updates: take(self.max_rows * (self.lanes + UPDATE_PAD)),
+            squares: take(nodes * self.num_slices * self.lanes / WARP_VALUES),
         };
         (layout, end * size_of::<f32>())
+    }
+
+    /// Tiles of a chunk and stages for states: as many as the rows ask for and `limit` bytes hold, or one of each.
+    fn chunk(&self, limit: usize) -> (usize, usize) {
+        let wanted = self.max_rows.div_ceil(TILE_ROWS);
+        let most = CHUNK_TILES.into_iter().rev().find(|&tiles| tiles >= wanted);
+        let most = most.unwrap_or(CHUNK_TILES[0]);
+        let anchors = 1 + (self.max_rows - 1).div_ceil(FOLD_INTERVAL);
+        CHUNK_TILES
+            .into_iter()
+            .filter(|&tiles| tiles <= most)
+            .flat_map(|tiles| (1..=anchors).rev().map(move |states| (tiles, states)))
+            .find(|&(tiles, states)| self.layout(tiles, states).1 <= limit)
+            .unwrap_or((1, 1))
     }
 }
 
 /// Runs the kernel; `args` passed `check`.
 ///
 /// # Errors
-/// [`KernelError::Size`] for shapes that the device code does not serve, [`KernelError::WrongDevice`],
-/// [`KernelError::Device`].
+/// [`KernelError::Size`] for shapes that the device code does not serve, [`KernelError::SharedMemory`] for those that
+/// this GPU does not, [`KernelError::WrongDevice`], [`KernelError::Device`].
 pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), KernelError> {
     let split = Split::of(args)?;
-    if args.paths.num_rows() == 0 {
+    let num_rows = args.paths.num_rows();
+    if num_rows == 0 {
         return Ok(());
     }
     let launcher = Launcher::of::<GdnWy>(device);
     let shape = args.shape;
-    let key_steps = shape.key_dim.div_ceil(KEY_STEP);
-    let limit = device.limits().block_shared_bytes - STATIC_SHARED_BYTES;
-    let most = split.max_rows.next_multiple_of(TILE_ROWS).min(CHUNK_ROWS);
-    let (chunk_rows, (layout, shared_bytes)) = (1..=most / TILE_ROWS)
-        .rev()
-        .map(|tiles| tiles * TILE_ROWS)
-        .map(|rows| (rows, split.layout(key_steps, rows)))
-        .find(|(rows, (_, bytes))| *bytes <= limit || *rows == TILE_ROWS)
-        .expect("a chunk has one tile at least");
-
-    let num_parts = args.paths.segments().len() * shape.num_key_heads;
-    let keys_len = num_parts * CHUNK_ROWS / TILE_ROWS * key_steps * FRAGMENT_LEN;
-    let products_len = num_parts * (split.max_entries + 1) * CHUNK_ROWS * 2;
-    let squares_len = num_parts * split.num_slices * split.num_planes * CHUNK_ROWS;
-    let scratch = launcher.scratch((keys_len + products_len + squares_len) * size_of::<f32>())?;
-    let after = |len: usize| scratch + (len * size_of::<f32>()) as u64;
-
+    let limits = device.limits();
+    let (tiles, num_states) = split.chunk(limits.block_shared_bytes - STATIC_SHARED_BYTES);
+    let (layout, shared_bytes) = split.layout(tiles, num_states);
+    launcher.check_shared_bytes("value_dim", shared_bytes + STATIC_SHARED_BYTES)?;
+    let squares = if limits.has_clusters {
+        0
+    } else {
+        launcher.scratch(num_rows * shape.values_len() / WARP_VALUES * size_of::<f32>())?
+    };
     let (weights, cache, tail) = (&args.weights, args.cache, &*args.tail);
-    let mut params = GdnWyParams {
+    let params = GdnWyParams {
         paths: args.paths.on_cuda(GdnWy::NAME)?,
         qkv: launcher.buffer("qkv", args.qkv)?,
         z: launcher.buffer("z", args.z)?,
@@ -217,9 +237,7 @@ pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), Kerne
         tail_d: launcher.buffer("tail.d", &tail.d)?,
         tail_g: launcher.buffer("tail.g", &tail.g)?,
         y: launcher.buffer("y", args.y)?,
-        keys: scratch,
-        products: after(keys_len),
-        squares: after(keys_len + products_len),
+        squares,
         shared: layout,
         num_key_heads: shape.num_key_heads as u32,
         num_value_heads: shape.num_value_heads as u32,
@@ -227,37 +245,30 @@ pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), Kerne
         value_dim: shape.value_dim as u32,
         num_taps: shape.conv_kernel as u32,
         num_slices: split.num_slices as u32,
-        num_planes: split.num_planes as u32,
-        chunk_rows: chunk_rows as u32,
-        max_entries: split.max_entries as u32,
-        chunk: 0,
+        lanes: split.lanes as u32,
+        num_states: num_states as u32,
+        max_entries: split.max_entries() as u32,
         norm_eps: weights.norm_eps,
     };
-    let blocks = |shared_bytes: usize, cluster_blocks: usize| Shape {
+    let num_blocks = args.paths.segments().len() * shape.num_key_heads * split.num_slices;
+    let blocks = Shape {
         shared_bytes: shared_bytes as u32,
-        cluster_blocks: cluster_blocks as u32,
-        ..Shape::of_blocks(num_parts * split.num_slices, BLOCK_THREADS)
+        cluster_blocks: if limits.has_clusters {
+            split.num_slices as u32
+        } else {
+            1
+        },
+        ..Shape::of_blocks(num_blocks, BLOCK_THREADS)
     };
-    let launch = |entry: &str, shape: Shape, params: &GdnWyParams| {
-        // SAFETY: `params` mirrors the kernel's; `check` saw that all buffers are as long as the shape asks, the scratch
-        // and the shared memory were sized above.
-        unsafe { launcher.run(entry, shape, params) }
-    };
-    let lanes = split.lanes;
-    if device.limits().has_clusters {
-        let shape = blocks(shared_bytes, split.num_slices);
-        return launch(&format!("gdn_wy_{lanes}"), shape, &params);
+    // SAFETY: `params` mirrors the kernel's; `check` saw that all buffers are as long as the shape asks, the scratch and
+    // the shared memory were sized above.
+    unsafe {
+        if limits.has_clusters {
+            return launcher.run(&format!("gdn_wy_{tiles}"), blocks, &params);
+        }
+        launcher.run(&format!("gdn_wy_alone_{tiles}"), blocks, &params)?;
+        let num_groups = num_rows * shape.values_len() / WARP_VALUES;
+        let norms = Shape::of_blocks(num_groups.div_ceil(BLOCK_THREADS), BLOCK_THREADS);
+        launcher.run("gdn_wy_norm", norms, &params)
     }
-    for chunk in 0..split.max_rows.div_ceil(chunk_rows) {
-        params.chunk = chunk as u32;
-        launch("gdn_wy_keys", blocks(0, 1), &params)?;
-        launch("gdn_wy_products", blocks(shared_bytes, 1), &params)?;
-        launch(
-            &format!("gdn_wy_values_{lanes}"),
-            blocks(shared_bytes, 1),
-            &params,
-        )?;
-        launch(&format!("gdn_wy_norm_{lanes}"), blocks(0, 1), &params)?;
-    }
-    Ok(())
 }
