@@ -15,22 +15,27 @@ template <u32 TILES, bool IS_CLUSTER>
 __device__ __forceinline__ void run(const GdnWyParams& p) {
     __shared__ Rows rows;
     if (IS_CLUSTER) cluster_arrive();
-    Block block(p, reinterpret_cast<float*>(dynamic_memory), rows, TILES * TILE_NODES);
+    Block<TILES> block(p, reinterpret_cast<float*>(dynamic_memory), rows);
     const u32 shares = IS_CLUSTER ? p.num_slices : 1;
     block.read_rows();
     Values<TILES> values(block);
     const KeyProducts<TILES> products(block, shares);
     products.fetch_keys();
     values.fetch_committed();
-    const KeyMaker<TILES> keys(block);
+    KeyMaker<TILES> keys(block);
     wait_for_predecessors();
     launch_dependents();
-    values.make_gates();
-    if (IS_CLUSTER) cluster_wait();
-    thread_copy_wait<0>();
-    for (u32 row = 0; block.begin(row); row += TILES * TILE_NODES) {
+    for (u32 row = 0; block.begin(row); row += block.NODES) {
+        const auto gate = values.load_gate(threadIdx.x);
         values.load_values();
+        keys.load(0);
+        if (row == 0) values.make_gates(gate);
         keys.run(shares);
+        values.make_values();
+        if (row == 0) {
+            thread_copy_wait<0>();
+            if (IS_CLUSTER) cluster_wait();
+        }
         __syncthreads();
         products.run();
         if (IS_CLUSTER) cluster_arrive();
@@ -63,12 +68,12 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gdn_wy_norm(const __
     const float* squares = p.squares + i / head_groups * head_groups;
     float sum = 0.0f;
     for (u32 group = 0; group < head_groups; group++) sum += squares[group];
-    const float scale = Values<1>::norm_scale(p, sum);
+    const float scale = norm_scale(p, sum);
     for (u32 lane = 0; lane < WARP_VALUES; lane += 2) {
         const u64 place = static_cast<u64>(i) * WARP_VALUES + lane;
-        const float2 o = *reinterpret_cast<const float2*>(p.y + place);
+        const float2 o = *reinterpret_cast<const float2*>(p.y + place), z = *reinterpret_cast<const float2*>(p.z + place);
         const float2 weight = *reinterpret_cast<const float2*>(p.norm_weight + i % head_groups * WARP_VALUES + lane);
-        Values<1>::store_output(p.y + place, o, scale, weight, *reinterpret_cast<const float2*>(p.z + place));
+        store_output(p.y + place, o, scale, weight, {silu(z.x), silu(z.y)});
     }
 }
 
@@ -80,6 +85,6 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gdn_wy_norm(const __
         run<TILES, false>(p);                                                                                                       \
     }
 
-GDN_WY_ENTRIES(1, 2)
+GDN_WY_ENTRIES(1, 1)
 GDN_WY_ENTRIES(2, 1)
 GDN_WY_ENTRIES(4, 1)

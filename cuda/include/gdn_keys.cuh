@@ -4,7 +4,6 @@
 #include "gdn_block.cuh"
 
 constexpr float KEY_NORM_EPS = 1e-6f;
-constexpr u32 STAGED_KEYS = 16;  // logged keys that a block copies ahead
 
 __device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll
@@ -12,62 +11,69 @@ __device__ __forceinline__ float warp_sum(float value) {
     return value;
 }
 
-// Convolves and normalises k (the first half of the warps) and q (the second) of the chunk, a vector per warp: lane l has
-// columns 4l .. 4l + 3. Every block makes all vectors; where blocks are `shares` to a key head each writes down some k.
+// Convolves and normalises k (the first half of the warps) and q (the second) of the chunk, a vector per warp at a time:
+// lane l has columns 4l .. 4l + 3. Every block makes all vectors; where `shares` blocks share a key head each writes down
+// some k.
 template <u32 TILES>
 struct KeyMaker {
     static constexpr u32 HALF = BLOCK_WARPS / 2;
     static constexpr u32 BATCH = TILES == 1 ? 1 : 4;  // vectors on their way at a time
 
-    const Block& block;
-    u32 which, column, channel;
+    const Block<TILES>& block;
+    u32 which, channel;
+    float unit;  // length of the result
     bool is_inside;
     ConvWeights<4> weights;
+    ConvInputs<4> inputs[BATCH];
 
-    __device__ explicit KeyMaker(const Block& b) : block(b), which(b.warp / HALF), column(b.lane * 4) {
-        is_inside = column < block.p.key_dim;
-        channel = (which == 0 ? block.keys_len() : 0) + block.key_head * block.p.key_dim + column;
-        if (is_inside) weights.load(block.p, channel);
+    __device__ __forceinline__ explicit KeyMaker(const Block<TILES>& b) : block(b), which(b.warp / HALF) {
+        const GdnWyParams& p = b.p;
+        is_inside = b.lane * 4 < p.key_dim;
+        channel = (which == 0 ? b.keys_len() : 0) + b.key_head * p.key_dim + (is_inside ? b.lane * 4 : 0);
+        unit = which == 0 ? 1.0f : rsqrtf(static_cast<float>(p.key_dim));
+        weights.load(p, channel);
     }
 
-    __device__ __forceinline__ void run(u32 shares) const {
-        const u32 own = block.warp % HALF;
-#pragma unroll 1
-        for (u32 start = own; start < block.count; start += HALF * BATCH) {
-            ConvInputs<4> inputs[BATCH];
+    // Starts to load inputs of the batch that begins with the half's node `start`.
+    __device__ __forceinline__ void load(u32 start) {
 #pragma unroll
-            for (u32 i = 0; i < BATCH; i++) {
-                const u32 node = start + i * HALF;
-                if (node < block.count && is_inside) inputs[i].load(block, block.first + node, channel);
-            }
-#pragma unroll
-            for (u32 i = 0; i < BATCH; i++) {
-                const u32 node = start + i * HALF;
-                if (node < block.count) finish(node, inputs[i], shares);
-            }
-        }
+        for (u32 i = 0; i < BATCH; i++) inputs[i].load(block, block.row_of(start + i * HALF + block.warp % HALF), channel);
     }
 
-    __device__ __forceinline__ void finish(u32 node, const ConvInputs<4>& inputs, u32 shares) const {
+    __device__ __forceinline__ void finish(u32 start, u32 shares) const {
         const GdnWyParams& p = block.p;
-        float x[4] = {};
-        float squares = 0.0f;
-        if (is_inside) {
+        float x[BATCH][4], squares[BATCH];
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                x[i] = inputs.result(weights, p.num_taps, i);
-                squares = __fmaf_rn(x[i], x[i], squares);
+        for (u32 i = 0; i < BATCH; i++) {
+            squares[i] = 0.0f;
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) {
+                x[i][j] = is_inside ? inputs[i].result(weights, j) : 0.0f;
+                squares[i] = __fmaf_rn(x[i][j], x[i][j], squares[i]);
             }
         }
-        const float norm = sqrtf(warp_sum(squares) + KEY_NORM_EPS);
-        const float factor = (which == 0 ? 1.0f : 1.0f / sqrtf(static_cast<float>(p.key_dim))) / norm;
-        const float4 key = {x[0] * factor, x[1] * factor, x[2] * factor, x[3] * factor};
-        if (column < block.key_steps() * KEY_STEP) {
-            *reinterpret_cast<float4*>(block.key_place(node, column / KEY_STEP, which, block.lane % 4)) = key;
+#pragma unroll
+        for (u32 i = 0; i < BATCH; i++) squares[i] = warp_sum(squares[i]);
+#pragma unroll
+        for (u32 i = 0; i < BATCH; i++) {
+            const u32 node = start + i * HALF + block.warp % HALF;
+            const float factor = unit * rsqrtf(squares[i] + KEY_NORM_EPS);
+            const float4 key = {x[i][0] * factor, x[i][1] * factor, x[i][2] * factor, x[i][3] * factor};
+            if (node >= block.NODES) continue;
+            *reinterpret_cast<float4*>(block.key_place(node, block.lane / 4, which, block.lane % 4)) = key;
+            if (which == 0 && is_inside && node < block.count && (shares == 1 || node % BLOCK_WARPS == block.slice)) {
+                *reinterpret_cast<float4*>(p.tail_k + static_cast<u64>(block.first_row + block.first + node) * block.keys_len() + channel - block.keys_len()) = key;
+            }
         }
-        if (which == 0 && is_inside && (shares == 1 || node % shares == block.slice)) {
-            const u64 row = block.segment.first_row + block.first + node;
-            *reinterpret_cast<float4*>(p.tail_k + row * block.keys_len() + block.key_head * p.key_dim + column) = key;
+    }
+
+    // All vectors; the first batch is on its way.
+    __device__ __forceinline__ void run(u32 shares) {
+        finish(0, shares);
+#pragma unroll 1
+        for (u32 start = HALF * BATCH; start < block.count; start += HALF * BATCH) {
+            load(start);
+            finish(start, shares);
         }
     }
 };
@@ -77,99 +83,91 @@ struct KeyMaker {
 // itself.
 template <u32 TILES>
 struct KeyProducts {
-    const Block& block;
+    static constexpr u32 NO_ENTRY = ~0u;
+
+    const Block<TILES>& block;
     u32 shares, first_tile, log_tiles;
 
-    __device__ KeyProducts(const Block& b, u32 num_shares)
+    __device__ __forceinline__ KeyProducts(const Block<TILES>& b, u32 num_shares)
         : block(b), shares(num_shares), first_tile(num_shares == 1 ? 0 : b.slice), log_tiles((b.log_len + 7) / 8) {}
 
-    __device__ u32 tile_of(u32 unit) const { return first_tile + unit / TILES * shares; }
-    __device__ u32 key_row() const { return block.key_steps() * KEY_STEP + KEY_PAD; }
+    __device__ u32 tile_of(u32 own_tile) const { return first_tile + own_tile * shares; }
     __device__ const float* logged_key(u32 entry) const {
-        return block.p.log_k + block.log_row(entry) * block.keys_len() + block.key_head * block.p.key_dim;
+        return block.p.log_k + static_cast<u64>(block.log_row(entry)) * block.keys_len() + block.key_head * block.p.key_dim;
     }
 
-    // Starts to copy the first logged keys of the block's share.
-    __device__ void fetch_keys() const {
-        const u32 quads = block.key_steps() * KEY_STEP / 4;
-        for (u32 i = threadIdx.x; i < STAGED_KEYS * quads; i += BLOCK_THREADS) {
-            const u32 key = i / quads, column = i % quads * 4, entry = tile_of(key / 8 * TILES) * 8 + key % 8;
+    // Starts to copy the first logged keys of the block's share, a warp each.
+    __device__ __forceinline__ void fetch_keys() const {
+#pragma unroll
+        for (u32 i = 0; i < STAGED_KEYS / BLOCK_WARPS; i++) {
+            const u32 entry = tile_of(i) * 8 + block.warp, column = block.lane * 4;
             const bool is_there = entry < block.log_len && column < block.p.key_dim;
-            float* to = block.memory + block.p.shared.log_k + key * key_row() + column;
+            float* to = block.memory + block.p.shared.log_k + (i * 8 + block.warp) * KEY_ROW + column;
             thread_copy_16(to, is_there ? logged_key(entry) + column : block.p.log_k, is_there);
         }
-        thread_copy_commit();
     }
 
-    // Where the key that `lane` / 4 stands for lies, from column 4c on, and how far apart its steps are.
+    // Where the key that `lane` / 4 stands for lies, from column 4c on, and how far apart its steps are; a key of zeros
+    // does not exist, so one that nobody reads is any.
     struct KeySource {
         const float* from;
         u32 step_len;
     };
 
-    __device__ __forceinline__ KeySource source_of(u32 tile) const {
+    __device__ __forceinline__ KeySource source_of(u32 own_tile) const {
         const GdnWyParams& p = block.p;
-        const u32 c = block.lane % 4;
+        const u32 tile = tile_of(own_tile), c = block.lane % 4, own = own_tile * 8 + block.lane / 4;
         if (tile < log_tiles) {
-            const u32 own = (tile - first_tile) / shares * 8 + block.lane / 4, entry = tile * 8 + block.lane / 4;
-            if (own < STAGED_KEYS) return {block.memory + p.shared.log_k + own * key_row() + 4 * c, KEY_STEP};
-            return {entry < block.log_len ? logged_key(entry) + 4 * c : nullptr, KEY_STEP};
+            if (own < STAGED_KEYS) return {block.memory + p.shared.log_k + own * KEY_ROW + 4 * c, KEY_STEP};
+            return {logged_key(min(tile * 8 + block.lane / 4, block.log_len - 1)) + 4 * c, KEY_STEP};
         }
-        const u32 row = (tile - log_tiles) * 8 + block.lane / 4;
+        const u32 row = min((tile - log_tiles) * 8 + block.lane / 4, block.first + block.count - 1);
         if (row < block.first) {
-            return {p.tail_k + static_cast<u64>(block.segment.first_row + row) * block.keys_len() + block.key_head * p.key_dim + 4 * c, KEY_STEP};
+            return {p.tail_k + static_cast<u64>(block.first_row + row) * block.keys_len() + block.key_head * p.key_dim + 4 * c, KEY_STEP};
         }
-        return {row < block.first + block.count ? block.key_place(row - block.first, 0, 0, c) : nullptr, FRAGMENT_LEN};
+        return {block.key_place(row - block.first, 0, 0, c), FRAGMENT_LEN};
     }
 
-    // Where the products of one node and one key go, if the node reads it; else nowhere.
-    __device__ float2* place_of(u32 node, u32 tile, u32 column) const {
-        if (node >= block.count) return nullptr;
-        if (tile < log_tiles) {
-            const u32 entry = tile * 8 + column;
-            return entry < block.log_len ? block.factors(0, entry) + node : nullptr;
-        }
-        const u32 row = (tile - log_tiles) * 8 + column, own = block.first + node;
-        if (row == own) return block.factors(0, block.p.max_entries) + node;
-        if (row > own) return nullptr;
-        const u32 depth = block.rows.depth[row];
-        const bool reads = depth < block.rows.depth[own] && block.rows.ancestors[depth][own] == row;
-        return reads ? block.factors(0, block.log_len + depth) + node : nullptr;
+    // The entry of one key for one node; NO_ENTRY where the node does not read it.
+    __device__ __forceinline__ u32 entry_of(u32 tile, u32 column, u32 row) const {
+        const u32 logged = tile * 8 + column, key_row = (tile - log_tiles) * 8 + column;
+        const u32 depth = block.rows.depth[min(key_row, block.num_rows - 1)];
+        const bool reads = key_row < row && depth < block.rows.depth[row] && block.rows.ancestors[depth][row] == key_row;
+        const u32 of_path = key_row == row ? block.own_entry() : reads ? MAX_LOG_ENTRIES + depth : NO_ENTRY;
+        return tile < log_tiles ? logged : of_path;
     }
 
-    __device__ void keep(float2* place, float2 products) const {
-        if (place == nullptr) return;
-        if (shares == 1) {
-            *place = products;
-            return;
+    __device__ __forceinline__ void keep(u32 tile, u32 node, u32 column, float2 first, float2 second) const {
+        const u32 row = block.row_of(node), entries[2] = {entry_of(tile, column, row), entry_of(tile, column + 1, row)};
+        const bool keeps[2] = {node < block.count && entries[0] != NO_ENTRY, node < block.count && entries[1] != NO_ENTRY};
+        const u32 base = shared_address(block.factors(0, 0) + node);
+        constexpr u32 ENTRY_BYTES = Block<TILES>::NODE_STRIDE * sizeof(float2);
+#pragma unroll 2
+        for (u32 rank = 0; rank < shares; rank++) {
+            const u32 there = shares == 1 ? base : address_in_block(base, rank);
+            store_pair_in_block(there + entries[0] * ENTRY_BYTES, first, keeps[0]);
+            store_pair_in_block(there + entries[1] * ENTRY_BYTES, second, keeps[1]);
         }
-        const u32 address = shared_address(place);
-        for (u32 rank = 0; rank < shares; rank++) store_pair_in_block(address_in_block(address, rank), products);
     }
 
     __device__ __forceinline__ void run() const {
         const u32 num_tiles = log_tiles + (block.first + block.count + 7) / 8;
 #pragma unroll 1
-        for (u32 unit = block.warp; tile_of(unit) < num_tiles; unit += BLOCK_WARPS) {
-            const u32 tile = tile_of(unit), nodes = unit % TILES;
-            if (nodes >= block.tiles) continue;
-            const KeySource source = source_of(tile);
+        for (u32 unit = block.warp; tile_of(unit / TILES) < num_tiles; unit += BLOCK_WARPS) {
+            const u32 nodes = unit % TILES * TILE_NODES;
+            if (nodes >= block.count) continue;
+            const KeySource source = source_of(unit / TILES);
+            const float* own = block.key_place(nodes, 0, 0, 0) + block.lane * 4;
             SplitSums sums = {};
 #pragma unroll
-            for (u32 step = 0; step < MAX_KEY_STEPS; step++) {
-                if (step < block.key_steps()) {
-                    float4 key = {0.0f, 0.0f, 0.0f, 0.0f};
-                    if (source.from != nullptr && step * KEY_STEP + block.lane % 4 * 4 < block.p.key_dim) {
-                        key = *reinterpret_cast<const float4*>(source.from + step * source.step_len);
-                    }
-                    const float* at = block.key_place(nodes * TILE_NODES, step, 0, 0) + block.lane * 4;
-                    const float4 k = *reinterpret_cast<const float4*>(at), q = *reinterpret_cast<const float4*>(at + WARP_LANES * 4);
-                    multiply_split(sums, split_pair(k, q), split_column(key));
-                }
+            for (u32 step = 0; step < KEY_STEPS; step++) {
+                const bool is_inside = step * KEY_STEP + block.lane % 4 * 4 < block.p.key_dim;
+                const float4 key = *reinterpret_cast<const float4*>(source.from + (is_inside ? step * source.step_len : 0));
+                const float4 k = *reinterpret_cast<const float4*>(own + step * FRAGMENT_LEN);
+                const float4 q = *reinterpret_cast<const float4*>(own + step * FRAGMENT_LEN + WARP_LANES * 4);
+                multiply_split(sums, split_pair(k, q), split_column(key));
             }
-            const u32 node = nodes * TILE_NODES + block.lane / 4, column = block.lane % 4 * 2;
-            keep(place_of(node, tile, column), {sums.value(0), sums.value(2)});
-            keep(place_of(node, tile, column + 1), {sums.value(1), sums.value(3)});
+            keep(tile_of(unit / TILES), nodes + block.lane / 4, block.lane % 4 * 2, {sums.value(0), sums.value(2)}, {sums.value(1), sums.value(3)});
         }
     }
 };

@@ -65,6 +65,7 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "screen_scan.cuh",
     "screen_scan_wgmma.cuh",
     "placed_rows.cuh",
+    "power_of_two.cuh",
     "row_paths.cuh",
     "skinny_matmul.cuh",
     "slice_sums.cuh",

@@ -14,25 +14,23 @@ const BLOCK_THREADS: usize = 256;
 const TILE_ROWS: usize = 8;
 /// Tiles that a chunk of rows may have; the entries of `gdn_wy.cu`.
 const CHUNK_TILES: [usize; 3] = [4, 2, 1];
-/// Columns of a key that one fragment holds.
-const KEY_STEP: usize = 16;
-/// Values of a fragment of k and q.
-const FRAGMENT_LEN: usize = 256;
+/// Length of a key in shared memory; shorter ones are padded.
+const KEY_LEN: usize = 128;
 /// Value lanes of a warp.
 const WARP_VALUES: usize = 8;
 /// Value lanes that a block may have.
-const BLOCK_LANES: [usize; 4] = [16, 32, 48, 64];
+const BLOCK_LANES: [usize; 4] = [16, 32, 48, MAX_LANES];
+const MAX_LANES: usize = 64;
 /// Most blocks of a key head: what a cluster holds on every GPU.
 const MAX_SLICES: usize = 8;
 const MAX_SEGMENT_ROWS: usize = 64;
-const MAX_KEY_DIM: usize = 128;
 const MAX_TAPS: usize = 4;
 /// Logged keys that a block copies ahead.
 const STAGED_KEYS: usize = 16;
-/// Floats behind a row of a state, of staged keys and of updates.
-const STATE_PAD: usize = 2;
-const KEY_PAD: usize = 16;
-const UPDATE_PAD: usize = 8;
+/// Floats of a row of staged keys, of a staged state and of updates.
+const KEY_ROW: usize = KEY_LEN + 16;
+const STATE_ROW: usize = MAX_LANES + 2;
+const UPDATE_ROW: usize = MAX_LANES + 8;
 /// What `Rows` of the device code takes, rounded up.
 const STATIC_SHARED_BYTES: usize = 14 * 1024;
 
@@ -75,9 +73,11 @@ struct GdnWyParams {
     shared: SharedLayout,
     num_key_heads: u32,
     num_value_heads: u32,
+    heads_per_key: u32,
     key_dim: u32,
     value_dim: u32,
     num_taps: u32,
+    num_channels: u32,
     num_slices: u32,
     lanes: u32,
     num_states: u32,
@@ -93,7 +93,6 @@ struct Split {
     num_slices: usize,
     /// Value heads that one block's lanes belong to at most.
     num_planes: usize,
-    key_steps: usize,
     /// Most rows of a segment.
     max_rows: usize,
 }
@@ -109,11 +108,7 @@ impl Split {
                 value_dim,
                 value_dim.next_multiple_of(WARP_VALUES),
             ),
-            (
-                "key_dim",
-                key_dim,
-                key_dim.next_multiple_of(4).min(MAX_KEY_DIM),
-            ),
+            ("key_dim", key_dim, key_dim.next_multiple_of(4).min(KEY_LEN)),
             ("conv_kernel", taps, taps.min(MAX_TAPS)),
             (
                 "rows of a segment",
@@ -128,7 +123,7 @@ impl Split {
             .into_iter()
             .find(|lanes| lanes * MAX_SLICES >= all_lanes)
             .ok_or_else(|| {
-                let most = BLOCK_LANES[BLOCK_LANES.len() - 1] * MAX_SLICES / value_dim;
+                let most = MAX_LANES * MAX_SLICES / value_dim;
                 KernelError::Size {
                     kernel: name,
                     argument: "num_value_heads",
@@ -148,14 +143,13 @@ impl Split {
             lanes,
             num_slices,
             num_planes,
-            key_steps: key_dim.div_ceil(KEY_STEP),
             max_rows,
         })
     }
 
-    /// Entries that a row may have.
+    /// Places for factors of a row: logged entries, its path, itself.
     fn max_entries(&self) -> usize {
-        MAX_ENTRIES + self.max_rows
+        MAX_ENTRIES + self.max_rows + 1
     }
 
     /// Places in shared memory for chunks of `tiles` and stages for `num_states`, and the bytes of all.
@@ -167,14 +161,14 @@ impl Split {
             start as u32
         };
         let nodes = tiles * TILE_ROWS;
-        let pairs = self.num_planes * (self.max_entries() + 1) * (nodes + 1);
+        let pairs = self.num_planes * self.max_entries() * (nodes + 1);
         let layout = SharedLayout {
-            states: take(num_states * self.key_steps * KEY_STEP * (self.lanes + STATE_PAD)),
-            log_d: take(MAX_ENTRIES * self.lanes),
-            log_k: take(STAGED_KEYS * (self.key_steps * KEY_STEP + KEY_PAD)),
-            keys: take(tiles * self.key_steps * FRAGMENT_LEN),
+            states: take(num_states * KEY_LEN * STATE_ROW),
+            log_d: take(MAX_ENTRIES * MAX_LANES),
+            log_k: take(STAGED_KEYS * KEY_ROW),
+            keys: take(nodes * 2 * KEY_LEN),
             factors: take(2 * pairs),
-            updates: take(self.max_rows * (self.lanes + UPDATE_PAD)),
+            updates: take(self.max_rows * UPDATE_ROW),
             squares: take(nodes * self.num_slices * self.lanes / WARP_VALUES),
         };
         (layout, end * size_of::<f32>())
@@ -241,9 +235,11 @@ pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), Kerne
         shared: layout,
         num_key_heads: shape.num_key_heads as u32,
         num_value_heads: shape.num_value_heads as u32,
+        heads_per_key: (shape.num_value_heads / shape.num_key_heads) as u32,
         key_dim: shape.key_dim as u32,
         value_dim: shape.value_dim as u32,
         num_taps: shape.conv_kernel as u32,
+        num_channels: shape.conv_channels() as u32,
         num_slices: split.num_slices as u32,
         lanes: split.lanes as u32,
         num_states: num_states as u32,
