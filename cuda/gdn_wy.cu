@@ -11,52 +11,64 @@
 
 extern __shared__ float4 dynamic_memory[];
 
-template <u32 TILES, bool IS_CLUSTER>
+// `IS_SINGLE` promises that a segment's rows are one chunk and its states fit, and leaves registers for a second block.
+template <u32 TILES, bool IS_CLUSTER, bool IS_SINGLE>
 __device__ __forceinline__ void run(const GdnWyParams& p) {
     __shared__ Rows rows;
-    if (IS_CLUSTER) cluster_arrive();
     Block<TILES> block(p, reinterpret_cast<float*>(dynamic_memory), rows);
-    const u32 shares = IS_CLUSTER ? p.num_slices : 1;
+    if (IS_CLUSTER) {
+        block.init_barriers();
+        cluster_arrive();
+    }
     block.read_rows();
     Values<TILES> values(block);
-    const KeyProducts<TILES> products(block, shares);
+    const KeyProducts<TILES, IS_CLUSTER> products(block);
     products.fetch_keys();
     values.fetch_committed();
-    KeyMaker<TILES> keys(block);
+    KeyMaker<TILES, IS_CLUSTER> keys(block);
+    if (IS_CLUSTER) cluster_wait();
     wait_for_predecessors();
     launch_dependents();
-    for (u32 row = 0; block.begin(row); row += block.NODES) {
+    for (u32 chunk = 0; (chunk == 0 || !IS_SINGLE) && block.begin(chunk); chunk++) {
+        if (IS_CLUSTER && block.warp() == 0) {
+            const u32 products_bytes = products.num_bytes();
+            if (block.lane() == 0) {
+                if (keys.IS_SHARED) block.expect(Exchange::KEYS, block.count * 2 * KEY_LEN * sizeof(float));
+                block.expect(Exchange::PRODUCTS, products_bytes);
+                block.expect(Exchange::SQUARES, block.count * p.heads_per_key * p.value_dim / WARP_VALUES * sizeof(float));
+            }
+        }
         const auto gate = values.load_gate(threadIdx.x);
+        keys.begin();
         values.load_values();
-        keys.load(0);
-        if (row == 0) values.make_gates(gate);
-        keys.run(shares);
+        keys.run();
+        if (chunk == 0) values.make_gates(gate);
         values.make_values();
-        if (row == 0) {
-            thread_copy_wait<0>();
-            if (IS_CLUSTER) cluster_wait();
-        }
+        const auto places = values.places();
+        if (chunk == 0) thread_copy_wait<0>();
         __syncthreads();
+        if (keys.IS_SHARED) block.wait_for(Exchange::KEYS);
         products.run();
-        if (IS_CLUSTER) cluster_arrive();
-        values.multiply_states();
-        if (IS_CLUSTER) {
-            cluster_wait();
-        } else {
-            __syncthreads();
+        keys.store_keys();
+        values.template multiply_states<IS_SINGLE>(places);
+#pragma unroll 1
+        for (u32 plane = 0; plane < values.num_planes; plane++) {
+            const auto decays = values.make_decays(plane);
+            if (IS_CLUSTER && plane == 0) block.wait_for(Exchange::PRODUCTS);
+            if (!IS_CLUSTER && plane == 0) __syncthreads();
+            values.weigh_products(plane, decays);
         }
-        values.make_factors();
+        values.load_gates();
         __syncthreads();
-        values.add_entries();
+        values.add_entries(places);
         if (IS_CLUSTER) {
             values.share_squares();
-            cluster_arrive();
-            cluster_wait();
+            block.wait_for(Exchange::SQUARES);
             values.store_outputs();
         } else {
             values.keep_outputs();
-            __syncthreads();
         }
+        __syncthreads();
     }
 }
 
@@ -66,9 +78,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gdn_wy_norm(const __
     const u32 head_groups = p.value_dim / WARP_VALUES, i = blockIdx.x * BLOCK_THREADS + threadIdx.x;
     if (i >= p.paths.num_rows * p.num_value_heads * head_groups) return;
     const float* squares = p.squares + i / head_groups * head_groups;
-    float sum = 0.0f;
-    for (u32 group = 0; group < head_groups; group++) sum += squares[group];
-    const float scale = norm_scale(p, sum);
+    float sums[4] = {};
+    for (u32 i = 0; i < 4; i++) {
+        for (u32 group = i; group < head_groups; group += 4) sums[i] += squares[group];
+    }
+    const float scale = norm_scale(p, (sums[0] + sums[1]) + (sums[2] + sums[3]));
     for (u32 lane = 0; lane < WARP_VALUES; lane += 2) {
         const u64 place = static_cast<u64>(i) * WARP_VALUES + lane;
         const float2 o = *reinterpret_cast<const float2*>(p.y + place), z = *reinterpret_cast<const float2*>(p.z + place);
@@ -77,14 +91,15 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gdn_wy_norm(const __
     }
 }
 
-#define GDN_WY_ENTRIES(TILES, BLOCKS)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, BLOCKS) gdn_wy_##TILES(const __grid_constant__ GdnWyParams p) {       \
-        run<TILES, true>(p);                                                                                                        \
-    }                                                                                                                               \
-    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, BLOCKS) gdn_wy_alone_##TILES(const __grid_constant__ GdnWyParams p) { \
-        run<TILES, false>(p);                                                                                                       \
+#define GDN_WY_ENTRY(NAME, TILES, IS_CLUSTER, IS_SINGLE, BLOCKS)                                                          \
+    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, BLOCKS) NAME(const __grid_constant__ GdnWyParams p) { \
+        run<TILES, IS_CLUSTER, IS_SINGLE>(p);                                                                         \
     }
 
-GDN_WY_ENTRIES(1, 1)
-GDN_WY_ENTRIES(2, 1)
-GDN_WY_ENTRIES(4, 1)
+GDN_WY_ENTRY(gdn_wy_single, 1, true, true, 2)
+GDN_WY_ENTRY(gdn_wy_1, 1, true, false, 1)
+GDN_WY_ENTRY(gdn_wy_2, 2, true, false, 1)
+GDN_WY_ENTRY(gdn_wy_4, 4, true, false, 1)
+GDN_WY_ENTRY(gdn_wy_alone_1, 1, false, false, 1)
+GDN_WY_ENTRY(gdn_wy_alone_2, 2, false, false, 1)
+GDN_WY_ENTRY(gdn_wy_alone_4, 4, false, false, 1)

@@ -142,24 +142,24 @@ __device__ __forceinline__ void store_in_block(u32 remote, float4 value, u32 rem
 #endif
 }
 
-// Stores 8 or 4 bytes in this or another block of a cluster, if asked to; the others see them behind its next barrier.
-__device__ __forceinline__ void store_pair_in_block(u32 address, float2 value, bool is_wanted) {
+// As store_in_block, 8 or 4 bytes, if asked to.
+__device__ __forceinline__ void store_in_block(u32 remote, float2 value, u32 remote_barrier, bool is_wanted) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; @p st.shared::cluster.v2.f32 [%0], {%1, %2}; }" ::"r"(address), "f"(value.x),
-                 "f"(value.y), "r"(static_cast<u32>(is_wanted))
-                 : "memory");
-#else
-    asm volatile("{ .reg .pred p; setp.ne.u32 p, %3, 0; @p st.shared.v2.f32 [%0], {%1, %2}; }" ::"r"(address), "f"(value.x),
-                 "f"(value.y), "r"(static_cast<u32>(is_wanted))
-                 : "memory");
+    asm volatile(
+        "{ .reg .pred p; setp.ne.u32 p, %4, 0;"
+        " @p st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3]; }" ::"r"(remote),
+        "f"(value.x), "f"(value.y), "r"(remote_barrier), "r"(static_cast<u32>(is_wanted))
+        : "memory");
 #endif
 }
 
-__device__ __forceinline__ void store_in_block(u32 address, float value, bool is_wanted) {
+__device__ __forceinline__ void store_in_block(u32 remote, float value, u32 remote_barrier, bool is_wanted) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p st.shared::cluster.f32 [%0], %1; }" ::"r"(address), "f"(value),
-                 "r"(static_cast<u32>(is_wanted))
-                 : "memory");
+    asm volatile(
+        "{ .reg .pred p; setp.ne.u32 p, %3, 0;"
+        " @p st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2]; }" ::"r"(remote),
+        "f"(value), "r"(remote_barrier), "r"(static_cast<u32>(is_wanted))
+        : "memory");
 #endif
 }
 

@@ -2,11 +2,13 @@
 //
 // A block serves one segment, one key head and some of the value lanes that read it, eight lanes a warp; `num_slices`
 // blocks serve a key head together. Rows are taken in chunks, in topological order: in a chunk they are "nodes", eight to
-// a tile of the tensor cores. A node's "entries" are the tokens between its anchor and itself, counted from the anchor of
-// the segment's first position: logged ones, and behind MAX_LOG_ENTRIES its own path. Loops have no branches by node:
-// where a chunk has fewer nodes than its tiles, the last one is computed again and not stored; what an entry lacks is zero.
+// a tile of the tensor cores. Positions are cut in stretches of 32: what a row at position t reads lies in the "own"
+// stretch of t and the two before it. Entries count positions from the anchor of the segment's first one: logged ones,
+// and behind MAX_LOG_ENTRIES a row's own path. Loops have no branches by node: where a chunk has fewer nodes than its
+// tiles, the last one is computed again and not stored.
 #pragma once
 
+#include "loads.cuh"
 #include "row_paths.cuh"
 #include "split_product.cuh"
 #include "thread_copy.cuh"
@@ -24,6 +26,8 @@ constexpr u32 STATE_RING = 3;
 constexpr u32 MAX_SEGMENT_ROWS = 64;
 constexpr u32 MAX_TAPS = 4;
 constexpr u32 MAX_PLANES = 4;
+constexpr u32 STRETCH = FOLD_INTERVAL;
+constexpr u32 STRETCH_STEPS = STRETCH / 16;
 constexpr u32 KEY_STEP = 16;       // columns of a fragment
 constexpr u32 KEY_STEPS = 8;       // shorter keys are padded with zeros
 constexpr u32 KEY_LEN = KEY_STEPS * KEY_STEP;
@@ -31,17 +35,20 @@ constexpr u32 FRAGMENT_LEN = 2 * WARP_LANES * 4;  // k and q of a tile, one step
 constexpr u32 KEY_ROW = KEY_LEN + 16;     // of staged keys, in floats: their fragments meet all banks
 constexpr u32 STAGED_KEYS = 16;           // logged keys that a block copies ahead
 constexpr u32 STATE_ROW = MAX_LANES + 2;  // of a staged state, likewise
+constexpr u32 LOG_ROW = MAX_LANES + 2;
 constexpr u32 UPDATE_ROW = MAX_LANES + 8;
 
 // Offsets in a block's shared memory, in floats.
 struct SharedLayout {
     u32 states;   // [num_states][KEY_LEN][STATE_ROW]
-    u32 log_d;    // logged d of this block's lanes: [MAX_LOG_ENTRIES][MAX_LANES]
-    u32 log_k;    // the first logged keys of this block's share: [STAGED_KEYS][KEY_ROW]
+    u32 log_d;    // logged d of this block's lanes: [MAX_LOG_ENTRIES][LOG_ROW]
+    u32 log_k;    // the first logged keys of this block's share, until what follows is made: [STAGED_KEYS][KEY_ROW]
     u32 keys;     // k and q of the chunk as operand A: [tiles][KEY_STEPS][2][32][4]
-    u32 factors;  // k.k_j, q.k_j, then times decays: [planes][max_entries][nodes + 1][2]; the last is the node itself
+    u32 products; // k.k_j, q.k_j by entry and node: [max_entries][nodes + 1][2]; the last entry is the node itself
+    u32 weighed;  // products with the two whole stretches times decays, as operand A: [planes][tiles][4][2][32][4]
+    u32 own;      // those with the own stretch, by position in it: [planes][32][nodes + 1][2]
     u32 updates;  // d of the segment's rows: [rows][UPDATE_ROW]
-    u32 squares;  // of o, by node and warp of the key head: [nodes][num_slices * lanes / 8]
+    u32 squares;  // of o, by node and warp of the key head: [nodes][num_slices * lanes / 8 + 1]
 };
 
 struct GdnWyParams {
@@ -74,7 +81,7 @@ struct GdnWyParams {
     u32 num_channels;
     u32 num_slices;
     u32 lanes;        // value lanes of a block
-    u32 num_states;   // states that fit in shared memory
+    u32 num_states;   // states that fit in shared memory; if none, they are read where they lie
     u32 max_entries;
     float norm_eps;
 };
@@ -90,11 +97,17 @@ struct Rows {
     u32 depth[MAX_SEGMENT_ROWS];       // path length before the row
     u32 path_start[MAX_SEGMENT_ROWS];  // in `paths.path_rows`
     u8 ancestors[MAX_SEGMENT_ROWS][MAX_SEGMENT_ROWS];  // rows of the segment, by depth; the last is the row itself, then 0
+    const float* taps[MAX_SEGMENT_ROWS][MAX_TAPS];     // inputs of the convolution from the oldest; null where there are none
     float decay[MAX_PLANES][MAX_SEGMENT_ROWS];         // log decay g
     float beta[MAX_PLANES][MAX_SEGMENT_ROWS];
     float log_decay[MAX_PLANES][MAX_LOG_ENTRIES];
     float from_state[MAX_PLANES][MAX_SEGMENT_ROWS];    // e0
+    u64 arrivals[3][2];                                // barriers of what blocks send each other: Exchange, parity of the chunk
 };
+
+// What blocks of a key head send each other, chunk by chunk. A block sends those of the next chunk only when it has all
+// of this one, so two barriers in turn suffice.
+enum class Exchange { KEYS, PRODUCTS, SQUARES };
 
 template <u32 TILES>
 struct Block {
@@ -108,13 +121,12 @@ struct Block {
     u32 key_head, slice;
     u32 anchor_base;          // anchor of the segment's first position
     u32 log_len;              // logged entries from there on
-    u32 warp, lane;
-    u32 ring_place;           // where the ring of convolution inputs would take the segment's first position
     u32 max_depth;            // of the segment
     u32 first = 0, count = 0; // of the chunk: its first row in the segment, its nodes
+    u32 chunk = 0;
 
     __device__ __forceinline__ Block(const GdnWyParams& params, float* shared, Rows& shared_rows)
-        : p(params), memory(shared), rows(shared_rows), warp(threadIdx.x / WARP_LANES), lane(threadIdx.x % WARP_LANES) {
+        : p(params), memory(shared), rows(shared_rows) {
         slice = blockIdx.x % p.num_slices;
         const u32 part = blockIdx.x / p.num_slices;
         key_head = part % p.num_key_heads;
@@ -122,15 +134,19 @@ struct Block {
         slot = segment.slot, committed_len = segment.committed_len, first_row = segment.first_row, num_rows = segment.num_rows;
         anchor_base = anchor_of(committed_len);
         log_len = committed_len - anchor_base;
-        ring_place = committed_len % p.num_taps;
     }
 
+    __device__ static u32 warp() { return threadIdx.x / WARP_LANES; }
+    __device__ static u32 lane() { return threadIdx.x % WARP_LANES; }
     __device__ u32 keys_len() const { return p.num_key_heads * p.key_dim; }
     __device__ u32 values_len() const { return p.num_value_heads * p.value_dim; }
     // The row of a node in the segment; of the last one where there are fewer.
     __device__ u32 row_of(u32 node) const { return first + min(node, count - 1); }
-    // In intervals from the segment's first.
-    __device__ u32 anchor_index(u32 depth) const { return (anchor_of(committed_len + depth) - anchor_base) / FOLD_INTERVAL; }
+    __device__ u32 position_of(u32 row) const { return committed_len + rows.depth[row]; }
+    // Stretches between a row's own and that of the segment's first position.
+    __device__ u32 stretch_of(u32 depth) const { return (committed_len + depth) / STRETCH - committed_len / STRETCH; }
+    // The depth at which a stretch begins, counted likewise.
+    __device__ u32 stretch_depth(u32 stretch) const { return stretch == 0 ? 0 : (committed_len / STRETCH + stretch) * STRETCH - committed_len; }
     // Where a logged value lies, by entry.
     __device__ u32 log_row(u32 entry) const { return slot * LOG_POSITIONS + (anchor_base + entry) % LOG_POSITIONS; }
     // Where k (0) or q (1) of a node lies in `keys`, columns 4c .. 4c + 3 of a step.
@@ -139,8 +155,23 @@ struct Block {
         return memory + p.shared.keys + (fragment * WARP_LANES + node % TILE_NODES * 4 + c) * 4;
     }
     __device__ u32 own_entry() const { return p.max_entries - 1; }
-    __device__ float2* factors(u32 plane, u32 entry) const {
-        return reinterpret_cast<float2*>(memory + p.shared.factors) + (plane * p.max_entries + entry) * NODE_STRIDE;
+    __device__ float2* products(u32 entry) const { return reinterpret_cast<float2*>(memory + p.shared.products) + entry * NODE_STRIDE; }
+    __device__ float* weighed(u32 plane) const { return memory + p.shared.weighed + plane * TILES * 2 * STRETCH_STEPS * FRAGMENT_LEN; }
+    __device__ float2* own(u32 plane) const { return reinterpret_cast<float2*>(memory + p.shared.own) + plane * STRETCH * NODE_STRIDE; }
+
+    __device__ u32 barrier_of(Exchange exchange) const { return shared_address(&rows.arrivals[static_cast<u32>(exchange)][chunk % 2]); }
+
+    // Says how much of this chunk the block will be sent. Called by one thread.
+    __device__ __forceinline__ void expect(Exchange exchange, u32 num_bytes) const { barrier_expect(barrier_of(exchange), num_bytes); }
+
+    // Waits until all of it is there.
+    __device__ __forceinline__ void wait_for(Exchange exchange) const { barrier_wait_cluster(barrier_of(exchange), chunk / 2 % 2); }
+
+    __device__ __forceinline__ void init_barriers() const {
+        if (threadIdx.x == 0) {
+            for (u32 i = 0; i < 3 * 2; i++) barrier_init(shared_address(&rows.arrivals[i / 2][i % 2]), 1);
+            barrier_init_fence();
+        }
     }
 
     // Reads positions and paths of all rows.
@@ -152,25 +183,37 @@ struct Block {
         __syncthreads();
         max_depth = 0;
 #pragma unroll
-        for (u32 row = lane; row < MAX_SEGMENT_ROWS; row += WARP_LANES) max_depth = max(max_depth, row < num_rows ? rows.depth[row] : 0);
+        for (u32 row = lane(); row < MAX_SEGMENT_ROWS; row += WARP_LANES) max_depth = max(max_depth, row < num_rows ? rows.depth[row] : 0);
         max_depth = __reduce_max_sync(0xFFFFFFFF, max_depth);
 #pragma unroll 1
-        for (u32 row = lane; row < num_rows; row += WARP_LANES) {
+        for (u32 row = lane(); row < num_rows; row += WARP_LANES) {
             const u32 own_depth = rows.depth[row];
             const u32* path = p.paths.path_rows + rows.path_start[row];
 #pragma unroll 2
-            for (u32 depth = warp; depth <= max_depth; depth += BLOCK_WARPS) {
+            for (u32 depth = warp(); depth <= max_depth; depth += BLOCK_WARPS) {
                 rows.ancestors[depth][row] = depth <= own_depth ? static_cast<u8>(path[depth] - first_row) : 0;
             }
         }
         __syncthreads();
+        const u32 row = threadIdx.x / MAX_TAPS, tap = threadIdx.x % MAX_TAPS;
+        if (row < num_rows) rows.taps[row][tap] = tap_inputs(row, MAX_TAPS - 1 - tap);
+        __syncthreads();
+    }
+
+    // The inputs of the convolution `back` tokens before a row.
+    __device__ __forceinline__ const float* tap_inputs(u32 row, u32 back) const {
+        const u32 depth = rows.depth[row], position = committed_len + depth;
+        if (back >= p.num_taps || back > position) return nullptr;
+        if (back <= depth) return p.qkv + static_cast<u64>(first_row + rows.ancestors[depth - back][row]) * p.num_channels;
+        return p.conv_inputs + static_cast<u64>(slot * p.num_taps + (position - back) % p.num_taps) * p.num_channels;
     }
 
     // Turns to the next rows. Returns false behind the last.
-    __device__ __forceinline__ bool begin(u32 row) {
-        if (row >= num_rows) return false;
-        first = row;
-        count = min(NODES, num_rows - row);
+    __device__ __forceinline__ bool begin(u32 next_chunk) {
+        chunk = next_chunk;
+        first = chunk * NODES;
+        if (first >= num_rows) return false;
+        count = min(NODES, num_rows - first);
         return true;
     }
 };
@@ -179,6 +222,8 @@ struct Block {
 template <u32 LEN>
 struct ConvWeights {
     float taps[LEN][MAX_TAPS];
+
+    __device__ __forceinline__ static void prefetch_from(const GdnWyParams& p, u32 channel) { prefetch(p.conv_weights + channel * p.num_taps); }
 
     __device__ __forceinline__ void load(const GdnWyParams& p, u32 channel) {
 #pragma unroll
@@ -205,24 +250,15 @@ struct ConvInputs {
 
     template <u32 TILES>
     __device__ __forceinline__ void load(const Block<TILES>& block, u32 row, u32 channel) {
-        const GdnWyParams& p = block.p;
-        const u32 depth = block.rows.depth[row], position = block.committed_len + depth;
 #pragma unroll
         for (u32 tap = 0; tap < MAX_TAPS; tap++) {
-            const u32 back = MAX_TAPS - 1 - tap;
-            const bool is_there = back < p.num_taps && back <= position, in_path = back <= depth;
-            const u32 source = block.rows.ancestors[in_path ? depth - back : 0][row];
-            u32 place = block.ring_place + p.num_taps - (back - depth);
-            place -= place >= p.num_taps ? p.num_taps : 0;
-            const float* from = in_path ? p.qkv + static_cast<u64>(block.first_row + source) * p.num_channels
-                                        : p.conv_inputs + static_cast<u64>(block.slot * p.num_taps + (is_there ? place : 0)) * p.num_channels;
+            const float* from = block.rows.taps[row][tap];
             if (LEN == 4) {
-                const float4 x = *reinterpret_cast<const float4*>(from + channel);
-                values[tap][0] = is_there ? x.x : 0.0f, values[tap][1] = is_there ? x.y : 0.0f;
-                values[tap][LEN - 2] = is_there ? x.z : 0.0f, values[tap][LEN - 1] = is_there ? x.w : 0.0f;
+                const float4 x = load_if(reinterpret_cast<const float4*>(from + channel), from != nullptr);
+                values[tap][0] = x.x, values[tap][1] = x.y, values[tap][LEN - 2] = x.z, values[tap][LEN - 1] = x.w;
             } else {
-                const float2 x = *reinterpret_cast<const float2*>(from + channel);
-                values[tap][0] = is_there ? x.x : 0.0f, values[tap][1] = is_there ? x.y : 0.0f;
+                const float2 x = load_if(reinterpret_cast<const float2*>(from + channel), from != nullptr);
+                values[tap][0] = x.x, values[tap][1] = x.y;
             }
         }
     }

@@ -56,6 +56,7 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "gdn_block.cuh",
     "gdn_keys.cuh",
     "gdn_values.cuh",
+    "loads.cuh",
     "logit_keys.cuh",
     "matrix_loads.cuh",
     "mma.cuh",

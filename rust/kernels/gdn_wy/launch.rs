@@ -1,4 +1,4 @@
-//! The launches of `gdn_wy` on a GPU: one where blocks come in clusters, else a second one for the norm.
+//! The launches of `gdn_wy` on a GPU: one where a key head's blocks are a cluster, else a second one for the norm.
 //!
 //! How lanes, rows and states are spread over blocks, chunks and stages changes no sum.
 
@@ -24,15 +24,18 @@ const MAX_LANES: usize = 64;
 /// Most blocks of a key head: what a cluster holds on every GPU.
 const MAX_SLICES: usize = 8;
 const MAX_SEGMENT_ROWS: usize = 64;
+/// Most value heads of a block's lanes.
+const MAX_PLANES: usize = 4;
 const MAX_TAPS: usize = 4;
 /// Logged keys that a block copies ahead.
 const STAGED_KEYS: usize = 16;
-/// Floats of a row of staged keys, of a staged state and of updates.
+/// Floats of a row of staged keys, of a staged state, of logged updates and of a row's.
 const KEY_ROW: usize = KEY_LEN + 16;
 const STATE_ROW: usize = MAX_LANES + 2;
+const LOG_ROW: usize = MAX_LANES + 2;
 const UPDATE_ROW: usize = MAX_LANES + 8;
 /// What `Rows` of the device code takes, rounded up.
-const STATIC_SHARED_BYTES: usize = 14 * 1024;
+const STATIC_SHARED_BYTES: usize = 12 * 1024;
 
 /// `SharedLayout` of `gdn_block.cuh`, in floats.
 #[repr(C)]
@@ -42,7 +45,9 @@ struct SharedLayout {
     log_d: u32,
     log_k: u32,
     keys: u32,
-    factors: u32,
+    products: u32,
+    weighed: u32,
+    own: u32,
     updates: u32,
     squares: u32,
 }
@@ -119,9 +124,12 @@ impl Split {
             check_size(name, argument, got, expected)?;
         }
         let all_lanes = shape.num_value_heads / shape.num_key_heads * value_dim;
+        // Blocks whose lanes all belong to one head weigh products once.
+        let is_even = |lanes: usize| value_dim.is_multiple_of(lanes);
         let lanes = BLOCK_LANES
             .into_iter()
-            .find(|lanes| lanes * MAX_SLICES >= all_lanes)
+            .filter(|lanes| lanes * MAX_SLICES >= all_lanes)
+            .min_by_key(|&lanes| (!is_even(lanes), lanes))
             .ok_or_else(|| {
                 let most = MAX_LANES * MAX_SLICES / value_dim;
                 KernelError::Size {
@@ -139,6 +147,12 @@ impl Split {
             })
             .max()
             .unwrap_or(1);
+        check_size(
+            name,
+            "value_dim",
+            value_dim,
+            value_dim.max(MAX_LANES / MAX_PLANES),
+        )?;
         Ok(Self {
             lanes,
             num_slices,
@@ -161,31 +175,52 @@ impl Split {
             start as u32
         };
         let nodes = tiles * TILE_ROWS;
-        let pairs = self.num_planes * self.max_entries() * (nodes + 1);
-        let layout = SharedLayout {
+        let pairs = nodes + 1;
+        let mut layout = SharedLayout {
             states: take(num_states * KEY_LEN * STATE_ROW),
-            log_d: take(MAX_ENTRIES * MAX_LANES),
-            log_k: take(STAGED_KEYS * KEY_ROW),
+            log_d: take(MAX_ENTRIES * LOG_ROW),
             keys: take(nodes * 2 * KEY_LEN),
-            factors: take(2 * pairs),
+            products: take(self.max_entries() * pairs * 2),
             updates: take(self.max_rows * UPDATE_ROW),
-            squares: take(nodes * self.num_slices * self.lanes / WARP_VALUES),
+            squares: take(nodes * (self.num_slices * self.lanes / WARP_VALUES + 1)),
+            weighed: take(self.num_planes * nodes * 2 * 2 * FOLD_INTERVAL),
+            own: take(self.num_planes * FOLD_INTERVAL * pairs * 2),
+            ..SharedLayout::default()
         };
+        // Logged keys are used up when products are weighed.
+        layout.log_k = layout.weighed;
+        end = end.max(layout.log_k as usize + STAGED_KEYS * KEY_ROW);
         (layout, end * size_of::<f32>())
     }
 
-    /// Tiles of a chunk and stages for states: as many as the rows ask for and `limit` bytes hold, or one of each.
-    fn chunk(&self, limit: usize) -> (usize, usize) {
+    /// Anchors that rows of a segment may have.
+    fn num_anchors(&self) -> usize {
+        1 + (self.max_rows - 1).div_ceil(FOLD_INTERVAL)
+    }
+
+    /// Tiles of a chunk and stages for states: as many as the rows ask for and `limit` bytes hold.
+    fn chunk(&self, limit: usize) -> Option<(usize, usize)> {
         let wanted = self.max_rows.div_ceil(TILE_ROWS);
         let most = CHUNK_TILES.into_iter().rev().find(|&tiles| tiles >= wanted);
         let most = most.unwrap_or(CHUNK_TILES[0]);
-        let anchors = 1 + (self.max_rows - 1).div_ceil(FOLD_INTERVAL);
-        CHUNK_TILES
-            .into_iter()
-            .filter(|&tiles| tiles <= most)
-            .flat_map(|tiles| (1..=anchors).rev().map(move |states| (tiles, states)))
+        let sizes = CHUNK_TILES.into_iter().filter(|&tiles| tiles <= most);
+        sizes
+            .flat_map(|tiles| {
+                (0..=self.num_anchors())
+                    .rev()
+                    .map(move |states| (tiles, states))
+            })
             .find(|&(tiles, states)| self.layout(tiles, states).1 <= limit)
-            .unwrap_or((1, 1))
+    }
+
+    /// The entry that serves chunks of `tiles` with `num_states` staged.
+    fn entry(&self, tiles: usize, num_states: usize, in_clusters: bool) -> String {
+        let is_single = self.max_rows <= TILE_ROWS && num_states == self.num_anchors();
+        match (in_clusters, is_single) {
+            (true, true) => "gdn_wy_single".to_owned(),
+            (true, false) => format!("gdn_wy_{tiles}"),
+            (false, _) => format!("gdn_wy_alone_{tiles}"),
+        }
     }
 }
 
@@ -203,10 +238,12 @@ pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), Kerne
     let launcher = Launcher::of::<GdnWy>(device);
     let shape = args.shape;
     let limits = device.limits();
-    let (tiles, num_states) = split.chunk(limits.block_shared_bytes - STATIC_SHARED_BYTES);
+    let chunk = split.chunk(limits.block_shared_bytes - STATIC_SHARED_BYTES);
+    let (tiles, num_states) = chunk.unwrap_or((1, 0));
     let (layout, shared_bytes) = split.layout(tiles, num_states);
     launcher.check_shared_bytes("value_dim", shared_bytes + STATIC_SHARED_BYTES)?;
-    let squares = if limits.has_clusters {
+    let in_clusters = limits.has_clusters && split.num_slices > 1;
+    let squares = if in_clusters {
         0
     } else {
         launcher.scratch(num_rows * shape.values_len() / WARP_VALUES * size_of::<f32>())?
@@ -259,12 +296,45 @@ pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), Kerne
     // SAFETY: `params` mirrors the kernel's; `check` saw that all buffers are as long as the shape asks, the scratch and
     // the shared memory were sized above.
     unsafe {
-        if limits.has_clusters {
-            return launcher.run(&format!("gdn_wy_{tiles}"), blocks, &params);
+        launcher.run(
+            &split.entry(tiles, num_states, in_clusters),
+            blocks,
+            &params,
+        )?;
+        if in_clusters {
+            return Ok(());
         }
-        launcher.run(&format!("gdn_wy_alone_{tiles}"), blocks, &params)?;
         let num_groups = num_rows * shape.values_len() / WARP_VALUES;
         let norms = Shape::of_blocks(num_groups.div_ceil(BLOCK_THREADS), BLOCK_THREADS);
         launcher.run("gdn_wy_norm", norms, &params)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Shared memory of an H200, an A100 and a workstation card.
+    const BLOCK_SHARED_BYTES: [usize; 3] = [232_448, 166_912, 101_376];
+
+    #[test]
+    fn chunks_fit_everywhere() {
+        for limit in BLOCK_SHARED_BYTES {
+            for max_rows in [1, 8, 9, 32, 33, 64] {
+                let split = Split {
+                    lanes: 64,
+                    num_slices: 6,
+                    num_planes: 1,
+                    max_rows,
+                };
+                let (tiles, num_states) = split.chunk(limit - STATIC_SHARED_BYTES).unwrap();
+                let (_, bytes) = split.layout(tiles, num_states);
+                assert!(bytes + STATIC_SHARED_BYTES <= limit);
+                if limit == BLOCK_SHARED_BYTES[0] {
+                    assert_eq!(tiles * TILE_ROWS, max_rows.clamp(8, 32).next_power_of_two());
+                    assert!(num_states >= split.num_anchors().min(2));
+                }
+            }
+        }
     }
 }
