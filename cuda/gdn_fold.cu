@@ -24,6 +24,7 @@ struct GdnFoldParams {
 
 // Each element takes its positions in order, with two roundings each.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gdn_fold(const __grid_constant__ GdnFoldParams p) {
+    launch_dependents();
     __shared__ alignas(16) float keys[FOLD_INTERVAL][BLOCK_ROWS];
     __shared__ float decays[FOLD_INTERVAL];
     __shared__ alignas(16) float updates[FOLD_INTERVAL][BLOCK_THREADS];
@@ -42,7 +43,6 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gdn_fold(const __gri
     const float* from = state(p.anchor);
     float* to = state(p.anchor + FOLD_INTERVAL);
     wait_for_predecessors();
-    launch_dependents();
     for (u32 i = threadIdx.x; i < FOLD_INTERVAL * BLOCK_ROWS; i += BLOCK_THREADS) {
         const u32 row = i % BLOCK_ROWS;
         keys[i / BLOCK_ROWS][row] = row < num_rows ? log_k[i / BLOCK_ROWS * keys_len + row] : 0.0f;

@@ -4,8 +4,8 @@
 // memory of all. Where there are no clusters a block makes all products itself. All arithmetic is the same in both
 // forms, and each row's is a function of its own path.
 //
-// What was committed, and where rows stand, is read before predecessors have finished: it must have been written before
-// the kernel ahead of this one began. That holds behind any kernel that waits before it lets the next one start.
+// Where rows stand is read before predecessors have finished: that comes from the host, behind whose copies kernels start
+// only when those are done. What kernels have written is only brought nearer by then.
 #include "gdn_keys.cuh"
 #include "gdn_values.cuh"
 
@@ -15,6 +15,7 @@ extern __shared__ float4 dynamic_memory[];
 template <u32 TILES, bool IS_CLUSTER, bool IS_SINGLE>
 __device__ __forceinline__ void run(const GdnWyParams& p) {
     __shared__ Rows rows;
+    launch_dependents();
     Block<TILES> block(p, reinterpret_cast<float*>(dynamic_memory), rows);
     if (IS_CLUSTER) {
         block.init_barriers();
@@ -23,12 +24,11 @@ __device__ __forceinline__ void run(const GdnWyParams& p) {
     block.read_rows();
     Values<TILES> values(block);
     const KeyProducts<TILES, IS_CLUSTER> products(block);
-    products.fetch_keys();
-    values.fetch_committed();
+    products.prefetch_keys();
+    values.prefetch_committed();
     KeyMaker<TILES, IS_CLUSTER> keys(block);
     if (IS_CLUSTER) cluster_wait();
     wait_for_predecessors();
-    launch_dependents();
     for (u32 chunk = 0; (chunk == 0 || !IS_SINGLE) && block.begin(chunk); chunk++) {
         if (IS_CLUSTER && block.warp() == 0) {
             const u32 products_bytes = products.num_bytes();
@@ -41,6 +41,10 @@ __device__ __forceinline__ void run(const GdnWyParams& p) {
         const auto gate = values.load_gate(threadIdx.x);
         keys.begin();
         values.load_values();
+        if (chunk == 0) {
+            products.fetch_keys();
+            values.fetch_committed();
+        }
         keys.run();
         if (chunk == 0) values.make_gates(gate);
         values.make_values();
@@ -74,6 +78,7 @@ __device__ __forceinline__ void run(const GdnWyParams& p) {
 
 // y from o and its squares, a thread per eight lanes of a row.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gdn_wy_norm(const __grid_constant__ GdnWyParams p) {
+    launch_dependents();
     wait_for_predecessors();
     const u32 head_groups = p.value_dim / WARP_VALUES, i = blockIdx.x * BLOCK_THREADS + threadIdx.x;
     if (i >= p.paths.num_rows * p.num_value_heads * head_groups) return;

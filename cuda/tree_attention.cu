@@ -231,6 +231,7 @@ __device__ __forceinline__ void run_gathered(Item<HEAD_DIM, TILES>& item, u32 in
     item.segment = p.paths.segments[p.paths.rows[item.first_row].segment];
     item.first_block = shared_blocks(item.segment);
     item.num_blocks = p.paths.positions[item.first_row] / KV_BLOCK - item.first_block + 1;
+    wait_for_predecessors();
     item.run(0, true);
 }
 
@@ -242,6 +243,7 @@ __device__ __forceinline__ void run_shared(Item<HEAD_DIM, TILES>& item, u32 inde
     const u32 split = index / num_tiles / p.kv_heads, end = min((tile + 1) * p.tile_rows, p.num_rows) + p.first_row;
     item.kv_head = index / num_tiles % p.kv_heads;
     item.first_block = split * SPLIT_BLOCKS;
+    wait_for_predecessors();
     for (item.first_row = p.first_row + tile * p.tile_rows; item.first_row < end; item.first_row += item.num_rows) {
         item.segment = p.paths.segments[p.paths.rows[item.first_row].segment];
         item.num_rows = min(item.segment.first_row + item.segment.num_rows, end) - item.first_row;
@@ -256,7 +258,6 @@ __device__ __forceinline__ void run_shared(Item<HEAD_DIM, TILES>& item, u32 inde
 
 template <u32 HEAD_DIM, u32 TILES>
 __device__ __forceinline__ void run_items(const TreeAttentionParams& p) {
-    wait_for_predecessors();
     launch_dependents();
     Item<HEAD_DIM, TILES> item(p);
     const u32 num_gathered = p.num_rows * p.kv_heads;
@@ -273,7 +274,6 @@ constexpr u32 MERGE_SPLITS = 64;  // whose factors are found at a time
 // what its tile computed, then the blocks that the row gathered.
 extern "C" __global__ void tree_attention_merge(const __grid_constant__ TreeAttentionParams p) {
     __shared__ MergeFactors factors[MERGE_SPLITS];
-    wait_for_predecessors();
     launch_dependents();
     const u32 row = p.first_row + blockIdx.x / p.q_heads, q_head = blockIdx.x % p.q_heads, column = threadIdx.x * 4;
     const u32 position = p.paths.positions[row];
@@ -293,6 +293,7 @@ extern "C" __global__ void tree_attention_merge(const __grid_constant__ TreeAtte
     };
     Softmax total = {NO_SCORE, 0.0f};
     float4 out = {0.0f, 0.0f, 0.0f, 0.0f};
+    wait_for_predecessors();
     for (u32 start = first; start < num_whole; start += MERGE_SPLITS) {
         const u32 count = min(num_whole - start, MERGE_SPLITS);
         __syncthreads();

@@ -122,7 +122,13 @@ struct KeyProducts {
         return block.p.log_k + static_cast<u64>(block.log_row(entry)) * block.keys_len() + block.key_head * block.p.key_dim;
     }
 
-    // Starts to copy the first logged keys of the block's share, a warp each.
+    // Brings the first logged keys of the block's share nearer, 32 columns a thread.
+    __device__ __forceinline__ void prefetch_keys() const {
+        const u32 key = threadIdx.x / 4, entry = tile_of(key / 8) * 8 + key % 8, column = threadIdx.x % 4 * 32;
+        if (key < STAGED_KEYS && entry < block.log_len && column < block.p.key_dim) prefetch(logged_key(entry) + column);
+    }
+
+    // Starts to copy them, a warp each.
     __device__ __forceinline__ void fetch_keys() const {
 #pragma unroll
         for (u32 i = 0; i < STAGED_KEYS / BLOCK_WARPS; i++) {

@@ -84,7 +84,21 @@ struct Values {
         staged = (staged & ~(0xFFu << shift)) | (anchor + 1) << shift;
     }
 
-    // Starts to fetch what was committed: states, logged updates and decays.
+    // Brings what was committed nearer, 32 values a thread: states, logged updates and decays.
+    __device__ __forceinline__ void prefetch_committed() const {
+        const u32 half = threadIdx.x % 2 * 32, lane = min(half, num_lanes - 1), row = threadIdx.x / 2;
+        const u32 num_anchors = anchor_of_stretch(block.stretch_of(block.max_depth)) + 1;
+#pragma unroll 1
+        for (u32 anchor = 0; anchor < num_anchors; anchor++) {
+            if (row < p.key_dim) prefetch(state_of(anchor, lane) + row * p.value_dim);
+        }
+        const u32 first_value = block.key_head * p.heads_per_key * p.value_dim + first_lane;
+        if (row >= block.log_len) return;
+        prefetch(p.log_d + static_cast<u64>(block.log_row(row)) * block.values_len() + first_value + lane);
+        prefetch(p.log_g + block.log_row(row) * p.num_value_heads + head_of(0));
+    }
+
+    // Starts to copy it.
     __device__ __forceinline__ void fetch_committed() {
         const u32 num_anchors = min(anchor_of_stretch(block.stretch_of(block.max_depth)) + 1, p.num_states);
 #pragma unroll 1

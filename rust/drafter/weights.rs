@@ -7,9 +7,12 @@ use super::config::{BlockConfig, MarkovConfig, MarkovKind, SelectorConfig};
 use super::draft_head::OwnHead;
 use crate::device::{Buffer, Device};
 use crate::error::Result;
-use crate::kernels::bf16_matmul::PackedBf16;
+use crate::kernels::bf16_matmul::{Epilogue, PackedBf16, Product};
+use crate::kernels::gate::GateKind;
+use crate::kernels::w12_matmul::WeightView;
 use crate::options::WeightFormat;
 use crate::weights::checkpoint::Verification;
+use crate::weights::linear::multiply_together;
 use crate::weights::{Checkpoint, GatedMlp, Linear, WeightLoader};
 
 /// All weights of a drafter.
@@ -125,6 +128,21 @@ impl ConfidenceWeights {
         // ln(sigmoid(x)), without cancellation on either side.
         logit.min(0.0) - (-logit.abs()).exp().ln_1p()
     }
+}
+
+/// `y = x Wᵀ` of several matrices of one K.
+pub(super) fn multiply_all<'a>(
+    device: &Device,
+    x: &'a Buffer<f32>,
+    num_rows: usize,
+    products: impl IntoIterator<Item = (&'a Linear, &'a mut Buffer<f32>)>,
+) -> Result<()> {
+    let product = |(weight, y)| Product { weight, y };
+    let products = products.into_iter().map(product);
+    let (view, store) = (WeightView::Exact, Epilogue::Store);
+    Ok(multiply_together(
+        view, device, x, num_rows, products, store,
+    )?)
 }
 
 impl BlockWeights {
@@ -271,6 +289,7 @@ impl Loader<'_> {
                 gate_proj: self.linear(&name("mlp.gate_proj"), inter, hidden)?,
                 up_proj: self.linear(&name("mlp.up_proj"), inter, hidden)?,
                 down_proj: self.linear(&name("mlp.down_proj"), hidden, inter)?,
+                activation: GateKind::SiluMultiply,
             },
             mlp_conv: conv("mlp_conv")?,
         })

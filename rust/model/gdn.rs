@@ -2,12 +2,12 @@
 
 use crate::error::KernelError;
 use crate::kernels::Kernel;
-use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::gdn_wy::{GdnWeights, GdnWy, GdnWyArgs};
 
-use super::decoder::{LayerContext, Workspace};
+use super::decoder::{LayerContext, PostNorm};
 use super::tail::GatedDeltaTail;
 use super::weights::GatedDeltaWeights;
+use super::workspace::Workspace;
 
 /// Adds the sublayer's output for `workspace.normed` to `workspace.residual`; log entries and convolution inputs stay
 /// in `tail`.
@@ -15,30 +15,18 @@ pub(super) fn forward(
     context: &LayerContext<'_>,
     layer: usize,
     weights: &GatedDeltaWeights,
+    post_norm: Option<PostNorm<'_>>,
     workspace: &mut Workspace,
     tail: &mut GatedDeltaTail,
 ) -> Result<(), KernelError> {
     let device = context.device;
-    let normed = &workspace.normed;
-    context.multiply(&weights.in_proj_qkv, normed, &mut tail.qkv, Epilogue::Store)?;
-    context.multiply(
-        &weights.in_proj_z,
-        normed,
-        &mut workspace.z,
-        Epilogue::Store,
-    )?;
-    context.multiply(
-        &weights.in_proj_a,
-        normed,
-        &mut workspace.a,
-        Epilogue::Store,
-    )?;
-    context.multiply(
-        &weights.in_proj_b,
-        normed,
-        &mut workspace.b,
-        Epilogue::Store,
-    )?;
+    let products = [
+        (&weights.in_proj_qkv, &mut tail.qkv),
+        (&weights.in_proj_z, &mut workspace.z),
+        (&weights.in_proj_a, &mut workspace.a),
+        (&weights.in_proj_b, &mut workspace.b),
+    ];
+    context.multiply_together(&workspace.normed, products)?;
     let gdn = context.caches.gdn();
     GdnWy::run(
         device,
@@ -61,11 +49,11 @@ pub(super) fn forward(
             y: &mut workspace.mixed,
         },
     )?;
-    let residual = &mut workspace.residual;
-    context.multiply(
+    context.add_to_residual(
         &weights.out_proj,
         &workspace.mixed,
-        residual,
-        Epilogue::AddToOutput,
+        post_norm,
+        &mut workspace.sublayer,
+        &mut workspace.residual,
     )
 }

@@ -1,10 +1,10 @@
-//! The gated MLP of every decoder here, target or drafter: `down(silu(gate(x)) * up(x))`.
+//! The gated MLP of every decoder here, target or drafter: `down(f(gate(x)) * up(x))`, with `f` mostly SiLU.
 
-use super::Linear;
+use super::linear::{Linear, multiply_together};
 use crate::device::{Buffer, Device};
 use crate::error::KernelError;
 use crate::kernels::Kernel;
-use crate::kernels::bf16_matmul::Epilogue;
+use crate::kernels::bf16_matmul::{Epilogue, Product};
 use crate::kernels::gate::{Gate, GateArgs, GateKind};
 use crate::kernels::w12_matmul::WeightView;
 
@@ -17,6 +17,8 @@ pub struct GatedMlp {
     pub up_proj: Linear,
     /// `[hidden_size, intermediate_size]`.
     pub down_proj: Linear,
+    /// What `up` is multiplied by.
+    pub activation: GateKind,
 }
 
 impl GatedMlp {
@@ -25,8 +27,8 @@ impl GatedMlp {
         [&self.gate_proj, &self.up_proj, &self.down_proj]
     }
 
-    /// What `down_proj` takes, for the first `num_rows` rows of `x`: `up` becomes `silu(gate(x)) * up(x)`, through `view`
-    /// of both matrices. `gate` and `up` are `[_, intermediate_size]`.
+    /// What `down_proj` takes, for the first `num_rows` rows of `x`: `up` becomes `f(gate(x)) * up(x)`, through `view` of
+    /// both matrices. `gate` and `up` are `[_, intermediate_size]`.
     ///
     /// # Errors
     /// [`KernelError`] when a buffer is too short or on another device.
@@ -39,16 +41,22 @@ impl GatedMlp {
         gate: &mut Buffer<f32>,
         up: &mut Buffer<f32>,
     ) -> Result<(), KernelError> {
-        let store = Epilogue::Store;
-        self.gate_proj
-            .forward_through(view, device, x, num_rows, gate, store)?;
-        self.up_proj
-            .forward_through(view, device, x, num_rows, up, store)?;
+        let products = [
+            Product {
+                weight: &self.gate_proj,
+                y: &mut *gate,
+            },
+            Product {
+                weight: &self.up_proj,
+                y: &mut *up,
+            },
+        ];
+        multiply_together(view, device, x, num_rows, products, Epilogue::Store)?;
         let width = self.gate_proj.out_features();
         Gate::run(
             device,
             GateArgs {
-                kind: GateKind::SiluMultiply,
+                kind: self.activation,
                 x: gate,
                 x_offset: 0,
                 x_stride: width,
