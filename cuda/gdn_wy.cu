@@ -101,7 +101,12 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gdn_wy_norm(const __
         run<TILES, IS_CLUSTER, IS_SINGLE>(p);                                                                         \
     }
 
+// From 12.0 on shared memory holds one block.
+#if __CUDA_ARCH__ < 1200
 GDN_WY_ENTRY(gdn_wy_single, 1, true, true, 2)
+#else
+GDN_WY_ENTRY(gdn_wy_single, 1, true, true, 1)
+#endif
 GDN_WY_ENTRY(gdn_wy_1, 1, true, false, 1)
 GDN_WY_ENTRY(gdn_wy_2, 2, true, false, 1)
 GDN_WY_ENTRY(gdn_wy_4, 4, true, false, 1)
