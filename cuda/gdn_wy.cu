@@ -6,6 +6,7 @@
 //
 // Where rows stand is read before predecessors have finished: that comes from the host, behind whose copies kernels start
 // only when those are done. What kernels have written is only brought nearer by then.
+#include "gdn_factors.cuh"
 #include "gdn_keys.cuh"
 #include "gdn_values.cuh"
 
@@ -24,6 +25,7 @@ __device__ __forceinline__ void run(const GdnWyParams& p) {
     block.read_rows();
     Values<TILES> values(block);
     const KeyProducts<TILES, IS_CLUSTER> products(block);
+    const Factors<TILES> factors{block};
     products.prefetch_keys();
     values.prefetch_committed();
     KeyMaker<TILES, IS_CLUSTER> keys(block);
@@ -57,10 +59,10 @@ __device__ __forceinline__ void run(const GdnWyParams& p) {
         values.template multiply_states<IS_SINGLE>(places);
 #pragma unroll 1
         for (u32 plane = 0; plane < values.num_planes; plane++) {
-            const auto decays = values.make_decays(plane);
+            const auto decays = factors.make_decays(plane);
             if (IS_CLUSTER && plane == 0) block.wait_for(Exchange::PRODUCTS);
             if (!IS_CLUSTER && plane == 0) __syncthreads();
-            values.weigh_products(plane, decays);
+            factors.weigh_products(plane, decays);
         }
         values.load_gates();
         __syncthreads();
