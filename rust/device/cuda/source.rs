@@ -68,6 +68,7 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "screen_scan_wgmma.cuh",
     "placed_rows.cuh",
     "row_paths.cuh",
+    "row_tiles.cuh",
     "skinny_matmul.cuh",
     "slice_sums.cuh",
     "split_product.cuh",
