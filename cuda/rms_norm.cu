@@ -1,4 +1,4 @@
-// y = x * rsqrt(mean(x^2) + eps) * weight, vector by vector.
+// y = x * rsqrt(mean(x^2) + eps) * weight, vector by vector; or y = (y + that) * factor.
 //
 // A warp takes a short vector, a block a long one: which of the two follows from the width alone, and so does the order
 // of the sum: quads of columns in turn over the threads, a chain per thread, then the tree of block_reduce.cuh. What a
@@ -18,6 +18,8 @@ struct RmsNormParams {
     u32 width;
     float eps;
     u32 has_quads;        // everything starts on 16 bytes and is as long as whole quads
+    float factor;
+    u32 adds;             // to what y holds
 };
 
 __device__ __forceinline__ float4 load_quad(const RmsNormParams& p, const float* vector, u32 first) {
@@ -81,13 +83,22 @@ struct VectorPart {
         return {y.x * weight.x, y.y * weight.y, y.z * weight.z, y.w * weight.w};
     }
 
+    __device__ __forceinline__ void finish(float* y, u32 first, float4 normed) const {
+        if (p.adds) {
+            const float4 sum = load_quad(p, y, first);
+            normed = {__fmul_rn(__fadd_rn(sum.x, normed.x), p.factor), __fmul_rn(__fadd_rn(sum.y, normed.y), p.factor),
+                      __fmul_rn(__fadd_rn(sum.z, normed.z), p.factor), __fmul_rn(__fadd_rn(sum.w, normed.w), p.factor)};
+        }
+        store_quad(p, y, first, normed);
+    }
+
     __device__ __forceinline__ void normalise(const float* x, float* y, float sum) const {
         const float scale = 1.0f / sqrtf(sum / static_cast<float>(p.width) + p.eps);
 #pragma unroll
-        for (u32 i = 0; i < QUADS; i++) store_quad(p, y, place(i), product(values[i], scale, weights[i]));
+        for (u32 i = 0; i < QUADS; i++) finish(y, place(i), product(values[i], scale, weights[i]));
         for (u32 i = QUADS; place(i) < p.width; i++) {
             const float4 weight = p.weight ? load_quad(p, p.weight, place(i)) : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
-            store_quad(p, y, place(i), product(load_quad(p, x, place(i)), scale, weight));
+            finish(y, place(i), product(load_quad(p, x, place(i)), scale, weight));
         }
     }
 };
@@ -95,8 +106,8 @@ struct VectorPart {
 extern "C" __global__ void __launch_bounds__(SHORT_VECTORS* WARP_LANES) rms_norm_short(const __grid_constant__ RmsNormParams p) {
     const u32 i = blockIdx.x * SHORT_VECTORS + threadIdx.x / WARP_LANES;
     VectorPart<WARP_LANES, 4> part(p, threadIdx.x % WARP_LANES);
-    wait_for_predecessors();
     launch_dependents();
+    wait_for_predecessors();
     if (i >= p.num_vectors) return;
     const float* x = p.x + p.x_offset + i * p.x_stride;
     const float sum = warp_sum(part.sum_of_squares(x));
@@ -105,8 +116,8 @@ extern "C" __global__ void __launch_bounds__(SHORT_VECTORS* WARP_LANES) rms_norm
 
 extern "C" __global__ void __launch_bounds__(LONG_WARPS* WARP_LANES) rms_norm_long(const __grid_constant__ RmsNormParams p) {
     VectorPart<LONG_WARPS * WARP_LANES, 4> part(p, threadIdx.x);
-    wait_for_predecessors();
     launch_dependents();
+    wait_for_predecessors();
     const float* x = p.x + p.x_offset + blockIdx.x * p.x_stride;
     const float sum = block_sum<LONG_WARPS>(part.sum_of_squares(x));
     part.normalise(x, p.y + static_cast<u64>(blockIdx.x) * p.width, sum);

@@ -24,6 +24,7 @@ use crate::request::{
 };
 use crate::scheduler::queue::Scheduler;
 use crate::step::decode_step::{DraftWorkspace, ModelPair, decode_step};
+use crate::step::stage_times::{StageClock, StageTimes};
 use crate::stream::StepEvent;
 use crate::weights::checkpoint::{Checkpoint, Verification};
 
@@ -136,6 +137,7 @@ impl Planned<'_> {
                 paths,
                 committed_rows,
                 workspace: DraftWorkspace::default(),
+                clock: StageClock::default(),
             },
             draft_config,
             plan,
@@ -259,6 +261,17 @@ impl Engine {
     /// Free KV pages, for memory accounting.
     pub fn num_free_kv_pages(&self) -> usize {
         self.pair.caches.num_free_pages()
+    }
+
+    /// Where the time of decode steps went since the engine was opened or the clock set.
+    pub fn stage_times(&self) -> &StageTimes {
+        self.pair.clock.times()
+    }
+
+    /// Sets the clock of [`stage_times`](Self::stage_times) to zero; `is_settled`: from now on it waits for the device
+    /// at the end of every stage.
+    pub fn set_stage_clock(&mut self, is_settled: bool) {
+        self.pair.clock = StageClock::new(is_settled);
     }
 
     /// Queues a request.
@@ -445,6 +458,9 @@ impl Engine {
         }
         for request in self.scheduler.take_finished() {
             self.finished.insert(request.id, request);
+        }
+        if self.scheduler.is_idle() {
+            self.pair.clock.pause();
         }
         Ok(events)
     }

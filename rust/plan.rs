@@ -22,7 +22,7 @@ use crate::drafter::footprint::DrafterSizes;
 use crate::error::{OptionError, Result, human_bytes};
 use crate::kernels::paths::MAX_PATH_ROWS;
 use crate::kernels::tree_attention::KV_BLOCK;
-use crate::model::config::{MixerKind, ModelConfig};
+use crate::model::config::{LayerConfig, ModelConfig};
 use crate::model::head::HeadPath;
 use crate::options::EngineOptions;
 use crate::options::speculation::SpeculationPlan;
@@ -156,9 +156,9 @@ pub fn layer_caches(config: &ModelConfig) -> Vec<LayerCache> {
     config
         .layers
         .iter()
-        .map(|layer| match layer.mixer {
-            MixerKind::Attention => LayerCache::Attention(kv_shape(config)),
-            MixerKind::GatedDelta => LayerCache::GatedDelta,
+        .map(|layer| match layer {
+            LayerConfig::Attention(attention) => LayerCache::Attention(kv_shape(attention)),
+            LayerConfig::GatedDelta => LayerCache::GatedDelta,
         })
         .collect()
 }

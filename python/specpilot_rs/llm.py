@@ -175,6 +175,25 @@ class LLM:
         """Returns the resolved plan: architecture, sizes, limits, drafter and tree."""
         return dict(self._plan)
 
+    def stage_times(self) -> dict[str, Any]:
+        """Returns where the time of decode steps went, as sums over steps without prompt rows.
+
+        `num_steps`; `seconds` by stage: `between` (from a step's end to the next one's start), `draft`,
+        `tree`, `q_forward`, `q_head`, `mark`, `forward`, `head`, `commit`, `context`; and `activity`, what a
+        GPU was asked to do: `launches`, `replays`, `captures`, `uploads`, `read_backs`, and `waited_s`, the
+        seconds in which the host only waited for it.
+        """
+        return self._engine.stage_times()
+
+    def set_stage_clock(self, *, settled: bool = False) -> None:
+        """Sets the times of `stage_times` to zero.
+
+        Args:
+            settled: From now on, wait for the GPU at the end of every stage. Each is then what it takes on
+                its own; without, what a stage gave to the GPU is waited for by the next that reads back.
+        """
+        self._engine.set_stage_clock(settled)
+
     def get_tokenizer(self) -> Tokenizer:
         """Returns the tokenizer.
 

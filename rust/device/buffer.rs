@@ -2,11 +2,12 @@
 
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, DevicePtr};
 use half::bf16;
 
-use super::cuda::{CudaDevice, driver};
+use super::cuda::{CudaDevice, HostCopies, ReadBack, driver};
 use crate::error::DeviceError;
 
 mod sealed {
@@ -40,7 +41,10 @@ enum Storage {
         bytes: Box<[u8]>,
         start: usize,
     },
-    Cuda(CudaSlice<u8>),
+    Cuda {
+        slice: CudaSlice<u8>,
+        copies: Arc<HostCopies>,
+    },
 }
 
 impl<T: Element> Buffer<T> {
@@ -59,7 +63,10 @@ impl<T: Element> Buffer<T> {
     /// Zero-filled memory of `device`.
     pub(super) fn zeroed_on_cuda(device: &CudaDevice, len: usize) -> Result<Self, DeviceError> {
         Ok(Self {
-            storage: Storage::Cuda(device.alloc::<T>(len)?),
+            storage: Storage::Cuda {
+                slice: device.alloc::<T>(len)?,
+                copies: device.copies().clone(),
+            },
             len,
             element: PhantomData,
         })
@@ -107,7 +114,9 @@ impl<T: Element> Buffer<T> {
         range: Range<usize>,
     ) -> Result<(), DeviceError> {
         match (&mut self.storage, &source.storage) {
-            (Storage::Cuda(to), Storage::Cuda(from)) if !range.is_empty() => {
+            (Storage::Cuda { slice: to, .. }, Storage::Cuda { slice: from, .. })
+                if !range.is_empty() =>
+            {
                 let bytes =
                     |start: usize| start * size_of::<T>()..(start + range.len()) * size_of::<T>();
                 let stream = to.stream().clone();
@@ -118,7 +127,7 @@ impl<T: Element> Buffer<T> {
                     )
                     .map_err(driver("copying on the GPU"))
             }
-            (Storage::Cuda(_), Storage::Cuda(_)) => Ok(()),
+            (Storage::Cuda { .. }, Storage::Cuda { .. }) => Ok(()),
             _ => {
                 self.host_mut()[at..][..range.len()].copy_from_slice(&source.host()[range]);
                 Ok(())
@@ -132,15 +141,13 @@ impl<T: Element> Buffer<T> {
     /// [`DeviceError::Driver`].
     pub fn upload(&mut self, values: &[T]) -> Result<(), DeviceError> {
         self.upload_in_order(values)?;
-        if let Storage::Cuda(slice) = &self.storage {
-            let copied = slice.stream().synchronize();
-            copied.map_err(driver("copying to the GPU"))?;
+        match &self.storage {
+            Storage::Host { .. } => Ok(()),
+            Storage::Cuda { copies, .. } => copies.synchronize(),
         }
-        Ok(())
     }
 
-    /// Likewise, but the copy only takes its place among the device's work. `values` may go away at once: the driver
-    /// stages memory that is not page-locked before its call returns (CUDA API synchronization behavior).
+    /// Likewise, but the copy only takes its place among the device's work; `values` may go away at once.
     ///
     /// # Errors
     /// [`DeviceError::Driver`].
@@ -148,14 +155,8 @@ impl<T: Element> Buffer<T> {
         assert!(values.len() <= self.len, "values fit the buffer");
         match &mut self.storage {
             Storage::Host { .. } => self.host_mut()[..values.len()].copy_from_slice(values),
-            Storage::Cuda(_) if values.is_empty() => {}
-            Storage::Cuda(slice) => {
-                let stream = slice.stream().clone();
-                let bytes = &mut slice.slice_mut(..size_of_val(values));
-                stream
-                    .memcpy_htod(as_bytes(values), bytes)
-                    .map_err(driver("copying to the GPU"))?;
-            }
+            Storage::Cuda { .. } if values.is_empty() => {}
+            Storage::Cuda { slice, copies } => copies.upload(as_bytes(values), slice)?,
         }
         Ok(())
     }
@@ -167,8 +168,8 @@ impl<T: Element> Buffer<T> {
     pub fn clear(&mut self, range: Range<usize>) -> Result<(), DeviceError> {
         match &mut self.storage {
             Storage::Host { .. } => self.host_mut()[range].fill(T::default()),
-            Storage::Cuda(_) if range.is_empty() => {}
-            Storage::Cuda(slice) => {
+            Storage::Cuda { .. } if range.is_empty() => {}
+            Storage::Cuda { slice, .. } => {
                 let stream = slice.stream().clone();
                 let bytes = range.start * size_of::<T>()..range.end * size_of::<T>();
                 stream
@@ -194,30 +195,66 @@ impl<T: Element> Buffer<T> {
     pub fn read_range(&self, range: Range<usize>) -> Result<Vec<T>, DeviceError> {
         match &self.storage {
             Storage::Host { .. } => Ok(self.host()[range].to_vec()),
-            Storage::Cuda(_) if range.is_empty() => Ok(Vec::new()),
-            Storage::Cuda(slice) => {
+            Storage::Cuda { copies, .. } => {
                 let mut values = vec![T::default(); range.len()];
-                let stream = slice.stream();
-                let bytes = &slice.slice(range.start * size_of::<T>()..range.end * size_of::<T>());
-                stream
-                    .memcpy_dtoh(bytes, as_bytes_mut(&mut values))
-                    .and_then(|()| stream.synchronize())
-                    .map_err(driver("copying from the GPU"))?;
+                copies.read(self.part(range, &mut values).into_iter().collect())?;
                 Ok(values)
             }
         }
     }
 
+    /// Copies of the first elements of this buffer and another, after all work that writes them, for one wait.
+    ///
+    /// # Errors
+    /// As for [`read_back`](Self::read_back).
+    ///
+    /// # Panics
+    /// Panics if one buffer is on the host and the other is not.
+    pub fn read_back_with<U: Element>(
+        &self,
+        len: usize,
+        other: &Buffer<U>,
+        other_len: usize,
+    ) -> Result<(Vec<T>, Vec<U>), DeviceError> {
+        match &self.storage {
+            Storage::Host { .. } => Ok((
+                self.host()[..len].to_vec(),
+                other.host()[..other_len].to_vec(),
+            )),
+            Storage::Cuda { copies, .. } => {
+                let (mut own, mut others) =
+                    (vec![T::default(); len], vec![U::default(); other_len]);
+                let parts = [
+                    self.part(0..len, &mut own),
+                    other.part(0..other_len, &mut others),
+                ];
+                copies.read(parts.into_iter().flatten().collect())?;
+                Ok((own, others))
+            }
+        }
+    }
+
+    /// What copies `range` to `values`; `None` for nothing.
+    fn part<'a>(&'a self, range: Range<usize>, values: &'a mut [T]) -> Option<ReadBack<'a>> {
+        let Storage::Cuda { slice, .. } = &self.storage else {
+            panic!("a buffer on the host was read as one on CUDA");
+        };
+        (!range.is_empty()).then(|| ReadBack {
+            from: slice.slice(range.start * size_of::<T>()..range.end * size_of::<T>()),
+            to: as_bytes_mut(values),
+        })
+    }
+
     /// Whether the buffer lies in the memory of a GPU.
     pub fn is_on_cuda(&self) -> bool {
-        matches!(self.storage, Storage::Cuda(_))
+        matches!(self.storage, Storage::Cuda { .. })
     }
 
     /// Where the buffer lies on its GPU, for a launcher; `None` on the host. The address is good as long as the buffer.
     pub fn cuda_address(&self) -> Option<u64> {
         match &self.storage {
             Storage::Host { .. } => None,
-            Storage::Cuda(slice) => Some(slice.device_ptr(slice.stream()).0),
+            Storage::Cuda { slice, .. } => Some(slice.device_ptr(slice.stream()).0),
         }
     }
 
@@ -249,7 +286,7 @@ impl<T: Element> Buffer<T> {
     }
 }
 
-fn as_bytes<T: Element>(values: &[T]) -> &[u8] {
+pub(super) fn as_bytes<T: Element>(values: &[T]) -> &[u8] {
     // SAFETY: elements are plain numbers without padding; the borrow ties the bytes to them.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
@@ -265,8 +302,11 @@ impl<T: Element> Clone for Buffer<T> {
     fn clone(&self) -> Self {
         match &self.storage {
             Storage::Host { .. } => Self::from_slice(self.host()),
-            Storage::Cuda(slice) => Self {
-                storage: Storage::Cuda(slice.try_clone().expect("memory for a copy of a buffer")),
+            Storage::Cuda { slice, copies } => Self {
+                storage: Storage::Cuda {
+                    slice: slice.try_clone().expect("memory for a copy of a buffer"),
+                    copies: copies.clone(),
+                },
                 len: self.len,
                 element: PhantomData,
             },

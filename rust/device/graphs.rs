@@ -12,7 +12,7 @@ use super::cuda::{CapturedLaunches, CudaDevice};
 use crate::error::DeviceError;
 
 /// Captures kept at a time; some hundred kernels each, beyond what the shapes of one deployment come to.
-const MAX_CAPTURES: usize = 192;
+const MAX_CAPTURES: usize = 512;
 
 /// Captured sequences by key.
 pub struct Graphs<K> {
@@ -72,7 +72,7 @@ impl<K: Eq + Hash> Graphs<K> {
                 let captured = CapturedLaunches::capture(device, &mut say)?;
                 let sequence = match captured {
                     Some(launches) => {
-                        launches.replay()?;
+                        launches.replay(device)?;
                         Sequence::Captured(launches)
                     }
                     None => {
@@ -83,7 +83,7 @@ impl<K: Eq + Hash> Graphs<K> {
                 self.sequences.insert(key, sequence);
                 Ok(())
             }
-            Some(Sequence::Captured(launches)) => Ok(launches.replay()?),
+            Some(Sequence::Captured(launches)) => Ok(launches.replay(device)?),
             Some(Sequence::Refused) => say(),
         }
     }

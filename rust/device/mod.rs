@@ -3,11 +3,13 @@
 //! The host backend is complete on its own: it runs the whole engine with no GPU. A device owns what all kernels of
 //! one engine share (here the thread pool); it knows no kernel and no model.
 
+mod activity;
 mod buffer;
 pub mod cuda;
 mod graphs;
 mod staged;
 
+pub use activity::ActivityCounts;
 pub use buffer::{Buffer, Element};
 pub use graphs::Graphs;
 pub use staged::Staged;
@@ -127,6 +129,25 @@ impl Device {
         match self {
             Self::Host(host) => host.bytes_allocated.load(Ordering::Relaxed),
             Self::Cuda(cuda) => cuda.bytes_allocated(),
+        }
+    }
+
+    /// What the device was asked to do since it was opened.
+    pub fn activity(&self) -> ActivityCounts {
+        match self {
+            Self::Host(_) => ActivityCounts::default(),
+            Self::Cuda(cuda) => cuda.activity().counts(),
+        }
+    }
+
+    /// Waits for all work given to the device; on the host it is done when it is given.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`] with the first error of the work waited for.
+    pub fn synchronize(&self) -> Result<(), DeviceError> {
+        match self {
+            Self::Host(_) => Ok(()),
+            Self::Cuda(cuda) => cuda.synchronize(),
         }
     }
 

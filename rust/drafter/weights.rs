@@ -8,6 +8,7 @@ use super::draft_head::OwnHead;
 use crate::device::{Buffer, Device};
 use crate::error::Result;
 use crate::kernels::bf16_matmul::{Epilogue, PackedBf16, Product};
+use crate::kernels::gate::GateKind;
 use crate::kernels::w12_matmul::WeightView;
 use crate::options::WeightFormat;
 use crate::weights::checkpoint::Verification;
@@ -130,13 +131,14 @@ impl ConfidenceWeights {
 }
 
 /// `y = x Wᵀ` of several matrices of one K.
-pub(super) fn multiply_all<const N: usize>(
+pub(super) fn multiply_all<'a>(
     device: &Device,
-    x: &Buffer<f32>,
+    x: &'a Buffer<f32>,
     num_rows: usize,
-    products: [(&Linear, &mut Buffer<f32>); N],
+    products: impl IntoIterator<Item = (&'a Linear, &'a mut Buffer<f32>)>,
 ) -> Result<()> {
-    let products = products.map(|(weight, y)| Product { weight, y });
+    let product = |(weight, y)| Product { weight, y };
+    let products = products.into_iter().map(product);
     let (view, store) = (WeightView::Exact, Epilogue::Store);
     Ok(multiply_together(
         view, device, x, num_rows, products, store,
@@ -287,6 +289,7 @@ impl Loader<'_> {
                 gate_proj: self.linear(&name("mlp.gate_proj"), inter, hidden)?,
                 up_proj: self.linear(&name("mlp.up_proj"), inter, hidden)?,
                 down_proj: self.linear(&name("mlp.down_proj"), hidden, inter)?,
+                activation: GateKind::SiluMultiply,
             },
             mlp_conv: conv("mlp_conv")?,
         })

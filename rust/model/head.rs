@@ -8,13 +8,14 @@
 //!   log-probabilities of tree edges need every logit too, and go through [`DecoderWeights::logits`].
 //!
 //! Both give the same greedy ids: screening is exact, and a row that it cannot bound takes the dense path by itself.
-//! Sampling takes logits as they are. A model with a softcap would have to cap them first, which the greedy token, being
-//! monotone, does not need; no family served has one.
+//! What a model does to its logits (a factor, a softcap) keeps their order: the greedy token goes by logits as the head
+//! gives them, sampling and records by what becomes of them.
 
 use super::weights::DecoderWeights;
 use crate::device::{Backend, Buffer, Device, Staged};
 use crate::error::Result;
 use crate::kernels::Kernel;
+use crate::kernels::draft_select::LogitShape;
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
 use crate::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
 use crate::kernels::lm_head_screen::{HeadScores, LmHeadScreen, LmHeadScreenArgs, ScreenedHead};
@@ -81,10 +82,11 @@ pub struct TokenChoices {
 /// The buffers of the head for the rows of the largest pass, and its INT8 copy where there is one.
 pub(super) struct Head {
     screened: Option<ScreenedHead>,
+    shape: LogitShape,
     /// Which rows of a pass a call is about.
     wanted: Staged<u32>,
     masked: MaskedIds,
-    /// Rows that go through the head, `[rows, H]`.
+    /// Rows that go through the head, `[rows, H]`, where they are not the first of the pass.
     rows: Buffer<f32>,
     /// `[rows, V]`.
     logits: Buffer<f32>,
@@ -99,6 +101,7 @@ impl Head {
         device: &Device,
         weights: &DecoderWeights,
         path: HeadPath,
+        shape: LogitShape,
         max_rows: usize,
     ) -> Result<Self> {
         let screened = match path {
@@ -112,6 +115,7 @@ impl Head {
         let (vocab_size, width) = (weights.embed.out_features(), weights.embed.in_features());
         Ok(Self {
             screened,
+            shape,
             wanted: Staged::with_capacity(device, max_rows)?,
             masked: MaskedIds::default(),
             rows: device.try_alloc(max_rows * width)?,
@@ -135,8 +139,15 @@ impl Head {
         hidden: &Buffer<f32>,
         rows: &[u32],
     ) -> Result<&Buffer<f32>> {
-        self.gather(device, hidden, rows, weights)?;
-        weights.logits(device, &self.rows, rows.len(), &mut self.logits)?;
+        let Self {
+            wanted,
+            rows: gathered,
+            logits,
+            ..
+        } = self;
+        let width = weights.embed.in_features();
+        let x = gather(device, hidden, rows, width, wanted, gathered)?;
+        weights.logits(device, x, rows.len(), logits)?;
         Ok(&self.logits)
     }
 
@@ -150,20 +161,9 @@ impl Head {
         masked: &[&[u32]],
         samplers: &[RowSampler],
     ) -> Result<TokenChoices> {
-        self.gather(device, hidden, rows, weights)?;
+        let (num_rows, vocab_size) = (rows.len(), weights.embed.out_features());
+        self.logits(device, weights, hidden, rows)?;
         self.masked.fill(device, masked)?;
-        self.choose_gathered(device, weights, samplers)
-    }
-
-    /// Likewise, for the gathered rows.
-    fn choose_gathered(
-        &mut self,
-        device: &Device,
-        weights: &DecoderWeights,
-        samplers: &[RowSampler],
-    ) -> Result<TokenChoices> {
-        let (num_rows, vocab_size) = (samplers.len(), weights.embed.out_features());
-        weights.logits(device, &self.rows, num_rows, &mut self.logits)?;
         let (logits, masked) = (&self.logits, &self.masked);
         let mut token_ids = vec![0; num_rows];
         let mut chosen_logits = vec![0.0; num_rows];
@@ -182,6 +182,7 @@ impl Head {
                 logits,
                 num_rows,
                 vocab_size,
+                shape: self.shape,
                 masked,
                 samplers,
                 token_ids: &mut token_ids,
@@ -207,19 +208,22 @@ impl Head {
         masked: &[&[u32]],
         scores: HeadScores,
     ) -> Result<TokenChoices> {
-        self.gather(device, hidden, rows, weights)?;
-        self.masked.fill(device, masked)?;
-        let (Some(head), Some(exact)) = (&self.screened, weights.head_bf16()) else {
-            return self.choose_gathered(device, weights, &vec![RowSampler::GREEDY; rows.len()]);
-        };
         let num_rows = rows.len();
+        let (Some(head), Some(exact)) = (&self.screened, weights.head_bf16()) else {
+            let greedy = vec![RowSampler::GREEDY; num_rows];
+            return self.choose_densely(device, weights, hidden, rows, masked, &greedy);
+        };
+        self.masked.fill(device, masked)?;
+        let width = weights.embed.in_features();
+        let (wanted, gathered) = (&mut self.wanted, &mut self.rows);
+        let x = gather(device, hidden, rows, width, wanted, gathered)?;
         let mut token_ids = vec![0; num_rows];
         let mut best_logits = vec![0.0; num_rows];
         let (mut survivors, mut fell_back) = (vec![0; num_rows], vec![false; num_rows]);
         LmHeadScreen::run(
             device,
             LmHeadScreenArgs {
-                x: &self.rows,
+                x,
                 num_rows,
                 head,
                 exact,
@@ -244,25 +248,29 @@ impl Head {
             screening: survivors.into_iter().zip(fell_back).map(counts).collect(),
         })
     }
+}
 
-    /// Copies `rows` of `hidden` to the front of `self.rows`.
-    fn gather(
-        &mut self,
-        device: &Device,
-        hidden: &Buffer<f32>,
-        rows: &[u32],
-        weights: &DecoderWeights,
-    ) -> Result<()> {
-        self.wanted.fill(device, rows.iter().copied())?;
-        GatherTaps::run(
-            device,
-            GatherTapsArgs {
-                taps: std::slice::from_ref(hidden),
-                rows: &self.wanted,
-                width: weights.embed.in_features(),
-                y: &mut self.rows,
-            },
-        )?;
-        Ok(())
+/// `rows` of `hidden`: copied to the front of `gathered`, or `hidden` itself where it starts with them.
+fn gather<'a>(
+    device: &Device,
+    hidden: &'a Buffer<f32>,
+    rows: &[u32],
+    width: usize,
+    wanted: &mut Staged<u32>,
+    gathered: &'a mut Buffer<f32>,
+) -> Result<&'a Buffer<f32>> {
+    if rows.iter().copied().eq(0..rows.len() as u32) {
+        return Ok(hidden);
     }
+    wanted.fill(device, rows.iter().copied())?;
+    GatherTaps::run(
+        device,
+        GatherTapsArgs {
+            taps: std::slice::from_ref(hidden),
+            rows: wanted,
+            width,
+            y: &mut *gathered,
+        },
+    )?;
+    Ok(gathered)
 }

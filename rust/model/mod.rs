@@ -11,6 +11,7 @@ pub mod head;
 mod tail;
 pub mod tensor_role;
 pub mod weights;
+mod workspace;
 
 pub use config::ModelConfig;
 pub use weights::DecoderWeights;

@@ -7,12 +7,16 @@
 
 use rayon::prelude::*;
 
-use super::config::{MixerKind, ModelConfig};
+use super::config::{
+    AttentionConfig, LayerConfig, MlpActivation, ModelConfig, OutputGate, PostNorms, QkNorm,
+    ValueSource,
+};
 use super::tensor_role::TensorRole as Role;
 use crate::device::{Buffer, Device};
 use crate::error::{CheckpointError, KernelError, Result};
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16, Product};
+use crate::kernels::gate::GateKind;
 use crate::options::WeightFormat;
 use crate::weights::{Checkpoint, GatedMlp, Linear, WeightLoader};
 
@@ -35,19 +39,28 @@ pub struct LayerWeights {
     /// Weight of the norm before the mixer.
     pub input_norm: Buffer<f32>,
     /// Weight of the norm before the MLP.
-    pub post_attention_norm: Buffer<f32>,
+    pub mlp_norm: Buffer<f32>,
+    /// Weights behind the sublayers, where there are norms.
+    pub post_norms: Option<PostNormWeights>,
     /// What mixes token positions.
     pub mixer: MixerWeights,
     /// The MLP.
     pub mlp: GatedMlp,
 }
 
+/// Weights of the norms behind a layer's sublayers.
+#[derive(Debug)]
+pub struct PostNormWeights {
+    /// Behind the mixer.
+    pub mixer: Buffer<f32>,
+    /// Behind the MLP.
+    pub mlp: Buffer<f32>,
+    /// Factor on the residual stream at the layer's end.
+    pub layer_scalar: Option<f32>,
+}
+
 /// Weights of a layer's mixer.
 #[derive(Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "one a layer, and never moved after loading"
-)]
 pub enum MixerWeights {
     /// Softmax attention.
     Attention(AttentionWeights),
@@ -62,10 +75,12 @@ pub struct AttentionWeights {
     pub q_proj: Linear,
     /// Keys.
     pub k_proj: Linear,
-    /// Values.
-    pub v_proj: Linear,
+    /// Values; `None` where they are the keys.
+    pub v_proj: Option<Linear>,
     /// `[hidden_size, num_heads * head_dim]`.
     pub o_proj: Linear,
+    /// Gates of the heads' outputs, where they have a projection of their own.
+    pub output_gate_proj: Option<Linear>,
     /// Weight `[head_dim]` of the queries' norm, if there is one.
     pub q_norm: Option<Buffer<f32>>,
     /// Weight `[head_dim]` of the keys' norm, if there is one.
@@ -179,7 +194,7 @@ impl DecoderWeights {
     pub fn num_bytes(&self) -> usize {
         let matrices: usize = self.matrices().map(Linear::num_bytes).sum();
         let vectors: usize = self.vectors().map(|v| v.len() * size_of::<f32>()).sum();
-        self.embed.num_bytes() + matrices + vectors
+        self.embed.num_bytes() + matrices + vectors + self.num_scalars() * size_of::<f32>()
     }
 
     /// Bytes that only Q passes read.
@@ -201,6 +216,14 @@ impl DecoderWeights {
         embed
             + self.matrices().map(size).sum::<usize>()
             + self.vectors().map(Buffer::len).sum::<usize>()
+            + self.num_scalars()
+    }
+
+    fn num_scalars(&self) -> usize {
+        let post_norms = self.layers.iter().filter_map(|l| l.post_norms.as_ref());
+        post_norms
+            .filter(|norms| norms.layer_scalar.is_some())
+            .count()
     }
 
     fn matrices(&self) -> impl Iterator<Item = &Linear> {
@@ -219,7 +242,8 @@ impl LayerWeights {
         let mut matrices = self.mlp.matrices().to_vec();
         match &self.mixer {
             MixerWeights::Attention(w) => {
-                matrices.extend([&w.q_proj, &w.k_proj, &w.v_proj, &w.o_proj]);
+                matrices.extend([&w.q_proj, &w.k_proj, &w.o_proj]);
+                matrices.extend(w.v_proj.iter().chain(&w.output_gate_proj));
             }
             MixerWeights::GatedDelta(w) => matrices.extend([
                 &w.in_proj_qkv,
@@ -233,7 +257,10 @@ impl LayerWeights {
     }
 
     fn vectors(&self) -> Vec<&Buffer<f32>> {
-        let mut vectors = vec![&self.input_norm, &self.post_attention_norm];
+        let mut vectors = vec![&self.input_norm, &self.mlp_norm];
+        if let Some(norms) = &self.post_norms {
+            vectors.extend([&norms.mixer, &norms.mlp]);
+        }
         match &self.mixer {
             MixerWeights::Attention(w) => vectors.extend(w.q_norm.iter().chain(&w.k_norm)),
             MixerWeights::GatedDelta(w) => {
@@ -265,32 +292,62 @@ impl Loader<'_> {
     fn layer(&self, i: usize) -> Result<LayerWeights> {
         Ok(LayerWeights {
             input_norm: self.norm(Role::InputNorm, i)?,
-            post_attention_norm: self.norm(Role::PostAttentionNorm, i)?,
-            mixer: match self.config.layers[i].mixer {
-                MixerKind::Attention => MixerWeights::Attention(self.attention(i)?),
-                MixerKind::GatedDelta => MixerWeights::GatedDelta(self.gated_delta(i)?),
+            mlp_norm: self.norm(Role::MlpNorm, i)?,
+            post_norms: match self.config.post_norms {
+                Some(norms) => Some(self.post_norms(norms, i)?),
+                None => None,
+            },
+            mixer: match &self.config.layers[i] {
+                LayerConfig::Attention(attention) => {
+                    MixerWeights::Attention(self.attention(attention, i)?)
+                }
+                LayerConfig::GatedDelta => MixerWeights::GatedDelta(self.gated_delta(i)?),
             },
             mlp: GatedMlp {
                 gate_proj: self.linear(Role::GateProj, i)?,
                 up_proj: self.linear(Role::UpProj, i)?,
                 down_proj: self.linear(Role::DownProj, i)?,
+                activation: match self.config.mlp_activation {
+                    MlpActivation::Silu => GateKind::SiluMultiply,
+                    MlpActivation::GeluTanh => GateKind::GeluTanhMultiply,
+                },
             },
         })
     }
 
-    fn attention(&self, i: usize) -> Result<AttentionWeights> {
+    fn post_norms(&self, norms: PostNorms, i: usize) -> Result<PostNormWeights> {
+        let scalar = || {
+            let name = self.name(Role::LayerScalar, i);
+            let values = self.tensors.checkpoint.tensor_f32(&name, &[1])?;
+            Ok::<_, CheckpointError>(values[0])
+        };
+        Ok(PostNormWeights {
+            mixer: self.norm(Role::PostMixerNorm, i)?,
+            mlp: self.norm(Role::PostMlpNorm, i)?,
+            layer_scalar: norms.layer_scalar.then(scalar).transpose()?,
+        })
+    }
+
+    fn attention(&self, config: &AttentionConfig, i: usize) -> Result<AttentionWeights> {
         // Llama files of before transformers 4.32 carry the frequencies, which the config gives exactly.
         let frequencies = self.config.weight_names.rotary_frequencies(i);
         self.tensors.checkpoint.skip(&frequencies);
-        let qk_norm = |role| match self.config.attention.qk_norm {
-            true => self.norm(role, i).map(Some),
-            false => Ok(None),
+        let qk_norm = |role| match config.qk_norm {
+            QkNorm::Weighted => self.norm(role, i).map(Some),
+            QkNorm::None | QkNorm::Weightless => Ok(None),
         };
+        let v_proj = || self.linear(Role::VProj, i);
+        let gate_proj = || self.linear(Role::OutputGateProj, i);
         Ok(AttentionWeights {
             q_proj: self.linear(Role::QProj, i)?,
             k_proj: self.linear(Role::KProj, i)?,
-            v_proj: self.linear(Role::VProj, i)?,
+            v_proj: (config.values != ValueSource::NormedKeys)
+                .then(v_proj)
+                .transpose()?,
             o_proj: self.linear(Role::OProj, i)?,
+            output_gate_proj: (config.output_gate == OutputGate::OwnProjection)
+                .then(gate_proj)
+                .transpose()?,
             q_norm: qk_norm(Role::QNorm)?,
             k_norm: qk_norm(Role::KNorm)?,
         })
@@ -311,7 +368,7 @@ impl Loader<'_> {
     }
 
     fn linear(&self, role: Role, layer: usize) -> Result<Linear> {
-        let shape = role.shape(self.config);
+        let shape = role.shape(self.config, layer);
         let name = self.name(role, layer);
         let shape = [shape[0], shape[1]];
         match self.with_q_views {
@@ -321,21 +378,25 @@ impl Loader<'_> {
     }
 
     fn matrix(&self, role: Role, layer: usize) -> Result<PackedBf16> {
-        let shape = role.shape(self.config);
+        let shape = role.shape(self.config, layer);
         self.tensors
             .matrix_bf16(&self.name(role, layer), [shape[0], shape[1]])
     }
 
     fn vector(&self, role: Role, layer: usize) -> Result<Buffer<f32>> {
         self.tensors
-            .tensor_f32(&self.name(role, layer), &role.shape(self.config))
+            .tensor_f32(&self.name(role, layer), &role.shape(self.config, layer))
     }
 
     /// A norm's weight as it multiplies.
     fn norm(&self, role: Role, layer: usize) -> Result<Buffer<f32>> {
-        let (name, shape) = (self.name(role, layer), role.shape(self.config));
+        let (name, shape) = (self.name(role, layer), role.shape(self.config, layer));
         let mut weight = self.tensors.checkpoint.tensor_f32(&name, &shape)?;
-        if self.config.norms_add_one {
+        let adds_one = match role {
+            Role::FinalNorm => self.config.final_norm_adds_one,
+            _ => self.config.layer_norms_add_one,
+        };
+        if adds_one {
             weight.iter_mut().for_each(|w| *w += 1.0);
         }
         Ok(self.tensors.device.constants(&weight)?)

@@ -14,13 +14,14 @@ use crate::drafter::config::DrafterConfig;
 use crate::engine::{self, Record};
 use crate::error::{DeviceError, InternalError, Result};
 use crate::model::ModelConfig;
-use crate::options::speculation::{SpeculationPlan, TreePlan};
+use crate::options::speculation::{SpeculationPlan, TreePlan, VerifyCosts};
 use crate::options::{EngineOptions, PromptLookup};
 use crate::plan::footprint::ACTIVATION_DTYPE;
 use crate::request::{Sampling, SamplingParams, Seed};
 use crate::weights::checkpoint::Verification;
 
 use super::outputs::{EngineOutput, RecordShape, StepEvent};
+use super::stage_times;
 
 /// A loaded deployment. Methods release the interpreter while they work and may be called from several threads.
 #[pyclass(frozen, module = "specpilot_rs._core")]
@@ -140,6 +141,18 @@ impl Engine {
 
     fn add_score_request(&self, py: Python<'_>, prompt_token_ids: Vec<u32>) -> PyResult<u64> {
         self.with(py, |engine| engine.add_score_request(prompt_token_ids))
+    }
+
+    fn stage_times<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let times = self.with(py, |engine| Ok(engine.stage_times().clone()))?;
+        stage_times::into_dict(py, &times)
+    }
+
+    fn set_stage_clock(&self, py: Python<'_>, is_settled: bool) -> PyResult<()> {
+        self.with(py, |engine| {
+            engine.set_stage_clock(is_settled);
+            Ok(())
+        })
     }
 
     fn has_unfinished(&self, py: Python<'_>) -> PyResult<bool> {
@@ -336,6 +349,10 @@ impl Description {
         dict.set_item("q_head", has_q_passes.then(|| speculation.q_head.name()))?;
         let draft_lengths = sizes(py, speculation, |tree| tree.num_draft_tokens)?;
         dict.set_item("num_speculative_tokens", draft_lengths)?;
+        let min_confidence = speculation.trees[0].min_confidence;
+        dict.set_item("min_confidence", speculating.then_some(min_confidence))?;
+        let verify_costs = speculation.trees[0].verify_costs.as_ref();
+        dict.set_item("verify_costs", verify_costs.map(VerifyCosts::of_rows))?;
         Ok(dict)
     }
 }

@@ -6,6 +6,7 @@ mod errors;
 mod kernels;
 mod outputs;
 mod plan;
+mod stage_times;
 mod w12;
 mod weights;
 

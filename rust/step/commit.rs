@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::request::{DecodePass, DraftOffer, Drafts, Request, ScreenCounts, State};
 
 use super::decode_step::ModelPair;
+use super::stage_times::Stage;
 use super::tree::TokenTree;
 use super::types::{
     Accepted, AcceptedPath, BatchEntry, Committed, CommittedEntry, RowRecords, Work,
@@ -34,6 +35,7 @@ pub fn commit(
         target,
         caches,
         committed_rows,
+        clock,
         ..
     } = pair;
     committed_rows.clear();
@@ -43,6 +45,7 @@ pub fn commit(
     }
     committed_rows.finish(device)?;
     target.commit(device, caches, committed_rows)?;
+    clock.lap(device, Stage::Commit)?;
     let mut entries = Vec::with_capacity(accepted.len());
     let entries_of_batch = batch.entries.iter().zip(&trees).zip(screening);
     for (((entry, tree), screening), path) in entries_of_batch.zip(accepted) {

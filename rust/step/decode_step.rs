@@ -12,6 +12,7 @@ use crate::options::speculation::{SpeculationPlan, TreePlan};
 use crate::request::Request;
 
 use super::grow::TreeGrower;
+use super::stage_times::{Stage, StageClock};
 use super::tree::TokenTree;
 use super::types::{Batch, Committed, Stems, TokenTrees};
 use super::{accept, commit, draft, forest, q_pass, verify};
@@ -32,6 +33,8 @@ pub struct ModelPair {
     pub committed_rows: PlacedRows,
     /// What drafting and growing use again every step.
     pub workspace: DraftWorkspace,
+    /// Times the stages of steps.
+    pub clock: StageClock,
 }
 
 /// Memory of past steps.
@@ -57,6 +60,8 @@ pub fn decode_step(
     plan: &SpeculationPlan,
     batch: Batch,
 ) -> Result<Committed> {
+    let has_prompts = batch.has_prompts();
+    pair.clock.start_step(&pair.device);
     let stems = draft::stems(pair, batch);
     let mut trees = draft_trees(pair, &plan.trees[0], stems)?;
     for next in &plan.trees[1..] {
@@ -65,10 +70,19 @@ pub fn decode_step(
     }
     let verified = verify::verify(pair, requests, trees)?;
     let accepted = accept::accept(requests, verified);
-    commit::commit(pair, requests, accepted)
+    let committed = commit::commit(pair, requests, accepted)?;
+    draft::start_next(pair, &plan.trees[0], requests, &committed)?;
+    pair.clock.lap(&pair.device, Stage::Context)?;
+    if !has_prompts {
+        pair.clock.end_step(&pair.device);
+    }
+    Ok(committed)
 }
 
 fn draft_trees(pair: &mut ModelPair, plan: &TreePlan, stems: Stems) -> Result<TokenTrees> {
     let proposals = draft::propose(pair, plan, stems)?;
-    Ok(forest::grow(&mut pair.workspace, plan, proposals))
+    pair.clock.lap(&pair.device, Stage::Draft)?;
+    let trees = forest::grow(&mut pair.workspace, plan, proposals);
+    pair.clock.lap(&pair.device, Stage::Tree)?;
+    Ok(trees)
 }

@@ -14,6 +14,7 @@ use crate::request::Request;
 
 use super::choose::{ChosenRows, HeadRow, HeadRows};
 use super::decode_step::ModelPair;
+use super::stage_times::Stage;
 use super::tree::TokenTree;
 use super::types::{BatchEntry, Choice, Stems, TokenTrees, Work};
 use super::verify;
@@ -56,8 +57,10 @@ pub fn mark(
         target,
         drafter,
         paths,
+        clock,
         ..
     } = pair;
+    clock.lap(device, Stage::QForward)?;
     let mut wanted = HeadRows::default();
     for (segment, &i) in paths.segments().iter().zip(&looked_at) {
         let request = &requests[batch.entries[i].index];
@@ -75,6 +78,7 @@ pub fn mark(
     let num_entries = batch.entries.len();
     let ChosenRows { choices, .. } =
         wanted.choose(device, target, paths.num_rows(), num_entries, scores)?;
+    clock.lap(device, Stage::QHead)?;
     for (segment, &i) in paths.segments().iter().zip(&looked_at) {
         let entry = &mut batch.entries[i];
         let (tree, request) = (&mut trees[i], &requests[entry.index]);
@@ -105,6 +109,7 @@ pub fn mark(
             drafter.extend(device, target.weights(), context)?;
         }
     }
+    clock.lap(device, Stage::Mark)?;
     Ok(Stems {
         batch,
         stems: trees,

@@ -14,6 +14,14 @@ pub struct Batch {
     pub entries: Vec<BatchEntry>,
 }
 
+impl Batch {
+    /// Whether any of its rows are of prompts.
+    pub fn has_prompts(&self) -> bool {
+        let is_prompt = |entry: &BatchEntry| matches!(entry.work, Work::Prompt { .. });
+        self.entries.iter().any(is_prompt)
+    }
+}
+
 /// One request's share of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchEntry {

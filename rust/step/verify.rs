@@ -8,6 +8,7 @@ use crate::request::Request;
 
 use super::choose::{ChosenRows, HeadRow, HeadRows};
 use super::decode_step::ModelPair;
+use super::stage_times::Stage;
 use super::tree::TokenTree;
 use super::types::{BatchEntry, RowRecords, TokenTrees, Verified, Work};
 
@@ -29,8 +30,10 @@ pub fn verify(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> 
         device,
         target,
         paths,
+        clock,
         ..
     } = pair;
+    clock.lap(device, Stage::Forward)?;
     let mut wanted = HeadRows::default();
     for (index, (entry, segment)) in batch.entries.iter().zip(paths.segments()).enumerate() {
         let request = &requests[entry.index];
@@ -71,14 +74,18 @@ pub fn verify(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> 
         None => None,
         Some(probe) => {
             let num_rows = logit_rows.iter().flatten().count();
+            let config = target.config();
             let logits = target.last_logits();
+            let mut logits = logits.read_back(num_rows * config.vocab_size)?;
+            config.logit_shape.apply_to(&mut logits);
             Some(RowRecords {
                 probe,
-                logits: logits.read_back(num_rows * target.config().vocab_size)?,
+                logits,
                 logit_rows,
             })
         }
     };
+    clock.lap(device, Stage::Head)?;
     Ok(Verified {
         batch,
         trees,
@@ -110,6 +117,8 @@ pub(super) fn forward<'a>(
         paths.push_segment(entry.slot, entry.committed_len, pages, &tree.parents)?;
         token_ids.extend_from_slice(&tree.token_ids);
     }
+    let num_padding = paths.pad(device);
+    token_ids.resize(token_ids.len() + num_padding, 0);
     paths.finish(device)?;
     for segment in paths.segments() {
         let positions = segment.rows.clone().map(|row| paths.position(row));

@@ -22,6 +22,8 @@ impl CapturedLaunches {
         device: &CudaDevice,
         say: impl FnOnce() -> Result<(), E>,
     ) -> Result<Option<Self>, E> {
+        device.send_lists()?;
+        device.activity().note(|counts| counts.num_captures += 1);
         let stream = device.stream();
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         stream
@@ -34,11 +36,13 @@ impl CapturedLaunches {
         Ok(captured.ok().flatten().map(Self))
     }
 
-    /// Runs the launches.
+    /// Runs the launches on `device`, which captured them.
     ///
     /// # Errors
     /// [`DeviceError::Driver`].
-    pub fn replay(&self) -> Result<(), DeviceError> {
+    pub fn replay(&self, device: &CudaDevice) -> Result<(), DeviceError> {
+        device.send_lists()?;
+        device.activity().note(|counts| counts.num_replays += 1);
         self.0
             .launch()
             .map_err(driver("replaying captured launches"))

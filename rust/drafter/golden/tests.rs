@@ -19,7 +19,7 @@ use crate::drafter::{ContextRows, DraftAnchor, DraftRequest, Drafter, Standing};
 use crate::kernels::Kernel;
 use crate::kernels::paths::RowPaths;
 use crate::kernels::placed_rows::PlacedRows;
-use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
+use crate::kernels::rms_norm::{NormEpilogue, RmsNorm, RmsNormArgs};
 use crate::kernels::w12_matmul::WeightView;
 use crate::model::decoder::Decoder;
 use crate::model::head::HeadPath;
@@ -144,6 +144,7 @@ fn normed(taps: &[Buffer<f32>]) -> Vec<Buffer<f32>> {
             width: HIDDEN,
             weight: Some(&weights.final_norm),
             eps: config.rms_norm_eps,
+            epilogue: NormEpilogue::Store,
             y: &mut y,
         };
         RmsNorm::run(device, args).unwrap();
@@ -266,7 +267,7 @@ fn confident_chain(
     token_id: u32,
     position: usize,
     num_draft_tokens: usize,
-    min_confidence: f32,
+    min_confidence: f64,
 ) -> Vec<u32> {
     let Target {
         weights, device, ..
