@@ -2,7 +2,7 @@
 //
 // `code_head` once; then per call `code_rows` (activations to codes and bounds), a scan of the head's codes (screen_scan*.cuh:
 // bounds of all logits, the largest lower one), `select_survivors` and `rescore_survivors`, which multiplies what is left
-// in the order of bf16_matmul. What the bounds are and why they hold is said in lm_head_screen.rs.
+// in the order of bf16_matmul. What the bounds are and why they hold is said in lm_head_screen.rs and lm_head_screen/cuda.rs.
 #include "packed_rows.cuh"
 #include "screen_scan.cuh"
 #include "slice_sums.cuh"
@@ -143,7 +143,7 @@ __device__ __forceinline__ void code_rows(const ScreenParams& p) {
     if (threadIdx.x == 0) {
         const double root = sqrt(static_cast<double>(p.in_features));
         const double of_residual = norm * (1.0 + p.order), of_coded = rest + norm * p.order + 0x1p-19 * (norm + rest);
-        // What matrix units may do to numbers too small for them; see lm_head_screen.rs.
+        // What matrix units may do to numbers too small for them; see lm_head_screen/cuda.rs.
         const double underflow = 0x1p-125 * (p.in_features + root * (norm + MOST_SCALE * MAX_CODE * root));
         p.row_bounds[row] = {__double2float_ru(of_residual * FLOAT_UP), __double2float_ru(of_coded * FLOAT_UP),
                              __double2float_ru(underflow * FLOAT_UP), is_screened ? step : 0.0f};

@@ -62,7 +62,7 @@ __device__ __forceinline__ float float_of_order(u32 order) {
 }
 
 // The numbers of a row: a channel's logit is within `residual * of_residual + coded * of_coded + rest` of `scale * sum * step`.
-// They are rounded up, with room for the roundings of the fp32 arithmetic below (lm_head_screen.rs counts them).
+// They are rounded up, with room for the roundings of the fp32 arithmetic below (lm_head_screen/cuda.rs counts them).
 struct RowBound {
     float of_residual, of_coded, rest, step;
 

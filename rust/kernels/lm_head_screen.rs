@@ -19,21 +19,7 @@
 //! channel whose upper bound lies below the largest lower bound of an unmasked channel (strictly, so that ties survive)
 //! cannot win. Norms are stored rounded up; everything else is f64 with factors above its roundings.
 //! Channels with a NaN or an infinity have an infinite bound and always survive.
-//!
-//! # The bound on CUDA
-//! There a logit is a product with `x` rounded to BF16: that is part of what it is, and `x` above stands for the rounded row.
-//! `f` is a sum of slices of K, each one chain of `mma.m16n8k16` from zero, then fp32 additions of eight slices and of the
-//! octets. How a matrix unit adds is not specified; measured on every generation (Fasi, Higham, Mikaitis and Pranesh,
-//! Numerical behavior of NVIDIA tensor cores, PeerJ CS 2021; reference/kernels.md 2.1), it aligns 16 exact products and the
-//! sum so far to the largest of them, cuts each off at no fewer than 24 bits, adds, and cuts the result off. So an
-//! instruction errs by at most `(17 + 1) 2^-23` of the largest magnitude it meets, which is at most `sum |w_k x_k|` over
-//! what the chain has seen. A chain of m instructions errs by `18 m 2^-23`, the additions by one u each: with the longest
-//! slice, `g = (18 m 2^-23 + (8 + octets) 2^-24) / (1 - that)`, 4.4e-5 at K = 5120 ([`cuda`]). Matrix units may take numbers
-//! below 2^-126 for zero, inputs and sums: at most `2^-125 (K + sqrt(K) (|x| + |w|))`, with the largest `|w|` that is worked with.
-//! Intervals are computed in fp32 there. Scales outside 2^-60..2^60 make a channel survive, steps outside 2^-60..2^30 send a
-//! row to the dense path, so that nothing overflows or underflows; then the centre, `(scale sum) step` with the sum rounded
-//! once, is off by 3 roundings, the radius by 3, the bound by one more: `coded` takes `2^-19 (|x| + |e|)` more than its share, for
-//! `|centre| <= coded (|x| + |e|)`, and all constants a factor `1 + 2^-20`.
+//! On CUDA the order of sums is another, and so is its error: see `cuda`.
 
 mod cuda;
 mod head;
@@ -41,6 +27,7 @@ mod head_codes;
 mod rescore;
 mod rows;
 mod scan;
+mod scan_config;
 
 use super::greedy_argmax::check_masks;
 use super::masked_ids::MaskedIds;

@@ -2,9 +2,26 @@
 //!
 //! Everything is launched before anything is read back: keys of the best survivors and their number, once per call. Rows that
 //! are left undecided then take the dense path, all rows of the call with them: that is rare, and it is the same logits.
+//!
+//! # The bound
+//! A logit is a product with `x` rounded to BF16: that is part of what it is here, and `x` below is the rounded row. `f` is a
+//! sum of slices of K, each one chain of `mma.m16n8k16` from zero, then fp32 additions of eight slices and of the octets.
+//! How a matrix unit adds is not specified. As measured (Fasi, Higham, Mikaitis and Pranesh, Numerical behavior of NVIDIA
+//! tensor cores, PeerJ CS 2021), it aligns the exact products and the sum so far to the largest of them, cuts each off at no
+//! fewer than 24 bits, adds, and cuts the result off. So an instruction errs by at most `(17 + 1) 2^-23` of the largest
+//! magnitude it meets, which is at most `sum |w_k x_k|` over what the chain has seen. A chain of m instructions errs by
+//! `18 m 2^-23`, an addition by u: with the longest slice `g = (18 m 2^-23 + (8 + octets) 2^-24) / (1 - that)`, 4.3e-5 at
+//! K = 5120 ([`order_error`]; a test holds sums that err most against it on the GPU at hand). Matrix units may take numbers below
+//! 2^-126 for zero, inputs and sums: at most `2^-125 (K + sqrt(K) (|x| + |w|))`, with the largest `|w|` that is worked with.
+//!
+//! Intervals are computed in fp32. Scales outside 2^-60..2^60 make a channel survive, steps outside 2^-60..2^30 send a row to
+//! the dense path, so that nothing overflows or underflows. Then the centre, `(scale sum) step` with the sum rounded once, is
+//! off by three roundings, the radius by three, their sum by one more. `|centre| <= |s q| (|x| + |e|)`, so `|s q|` is
+//! multiplied with `2^-19 (|x| + |e|)` more than its share, and all constants of a row are raised by `1 + 2^-20`.
 
-use super::head_codes::{CHUNK_COLUMNS, HeadCodes, ScreenScan};
+use super::head_codes::{CHUNK_COLUMNS, HeadCodes};
 use super::rescore::gap_of;
+use super::scan_config::{ScanConfig, ScanKind};
 use super::{HeadScores, LmHeadScreen, LmHeadScreenArgs, most_survivors};
 use crate::device::cuda::{CudaDevice, Limits, Shape};
 use crate::error::KernelError;
@@ -14,14 +31,7 @@ use crate::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
 use crate::kernels::launcher::Launcher;
 use crate::kernels::skinny_weights::{OCTET, SliceMap, TILE_COLUMNS};
 
-/// Rows of one scan, at most.
-const MAX_ROWS: usize = 32;
 const BLOCK_THREADS: usize = 256;
-/// Columns of a stage of the wgmma scan's ring, in chunks, and its bytes.
-const STAGE_CHUNKS: usize = 8;
-const STAGE_BYTES: usize = STAGE_CHUNKS * HeadCodes::TILE_CHANNELS * CHUNK_COLUMNS;
-/// Stages below which too little is under way, and beyond which nothing is gained.
-const RING_SLOTS: std::ops::RangeInclusive<usize> = 4..=16;
 /// Two warpgroups and a warp that asks for codes.
 const WGMMA_THREADS: usize = 2 * 128 + 32;
 /// Groups of 16 channels that a block of `select_survivors` looks at.
@@ -32,75 +42,6 @@ const TURN_BLOCKS: usize = 4;
 const MMA_COLUMNS: usize = 16;
 /// In place of a count of survivors.
 const NOT_SCREENED: u32 = u32::MAX;
-
-/// How the codes of one group of rows are scanned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct ScanConfig {
-    /// Rows that the kernel takes, 8, 16 or 32.
-    rows: usize,
-    kind: ScanKind,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ScanKind {
-    Mma,
-    Wgmma {
-        /// Blocks that share K.
-        cluster_blocks: usize,
-        ring_slots: usize,
-        shared_bytes: usize,
-    },
-}
-
-impl ScanConfig {
-    fn choose(scan: ScreenScan, limits: Limits, num_chunks: usize, num_rows: usize) -> Self {
-        let rows = num_rows.clamp(8, MAX_ROWS).next_power_of_two();
-        let kinds = [32, 16, 8].into_iter().filter(|&fewer| fewer <= rows);
-        let wgmma =
-            kinds
-                .flat_map(|rows| [(rows, 1), (rows, 2)])
-                .find_map(|(rows, cluster_blocks)| {
-                    let kind = Self::wgmma(limits, num_chunks, rows, cluster_blocks)?;
-                    Some(Self { rows, kind })
-                });
-        let mma = Self {
-            rows,
-            kind: ScanKind::Mma,
-        };
-        match scan {
-            ScreenScan::Mma => mma,
-            ScreenScan::Wgmma => wgmma.unwrap_or(mma),
-        }
-    }
-
-    /// `ScanLayout` of `screen_scan_wgmma.cuh`; `None` if it leaves no room for a ring.
-    fn wgmma(
-        limits: Limits,
-        num_chunks: usize,
-        rows: usize,
-        cluster_blocks: usize,
-    ) -> Option<ScanKind> {
-        let row_groups = rows / 8;
-        // Blocks decide every other group of eight rows.
-        if cluster_blocks > 1 && row_groups < 2 {
-            return None;
-        }
-        let row_codes = num_chunks / cluster_blocks * 2 * rows * CHUNK_COLUMNS;
-        let inboxes = match cluster_blocks {
-            1 => 0,
-            _ => 2 * row_groups * 128 * 16,
-        };
-        let barriers = 8 * (1 + 2 * RING_SLOTS.end() + 2 * 3);
-        let fixed = row_codes + inboxes + rows * 16 + barriers;
-        let room = limits.block_shared_bytes.checked_sub(fixed)?;
-        let ring_slots = (room / STAGE_BYTES).min(*RING_SLOTS.end());
-        RING_SLOTS.contains(&ring_slots).then_some(ScanKind::Wgmma {
-            cluster_blocks,
-            ring_slots,
-            shared_bytes: fixed + ring_slots * STAGE_BYTES,
-        })
-    }
-}
 
 /// `ScreenParams` of `screen.cuh`.
 #[repr(C)]
@@ -404,46 +345,5 @@ mod tests {
         let expected = 360.0 * 2.0_f64.powi(-23) + 10.0 * 2.0_f64.powi(-24);
         assert!((order_error(5120) / expected - 1.0).abs() < 1e-4);
         assert!(order_error(5120) < 4.5e-5 && order_error(1 << 16) < 1e-4);
-    }
-
-    #[test]
-    fn scans_fit_the_gpus_they_run_on() {
-        let hopper = Limits {
-            num_multiprocessors: 132,
-            block_shared_bytes: 232_448,
-            has_clusters: true,
-        };
-        let choose = |width: usize, num_rows| {
-            let num_chunks = width.next_multiple_of(256) / CHUNK_COLUMNS;
-            ScanConfig::choose(ScreenScan::Wgmma, hopper, num_chunks, num_rows)
-        };
-        for (width, num_rows, rows, blocks) in [
-            (256, 1, 8, 1),
-            (5120, 8, 8, 1),
-            (5120, 9, 16, 1),
-            (5120, 17, 32, 2),
-            (5120, 33, 32, 2),
-            (3072, 32, 32, 1),
-            (4096, 32, 32, 2),
-            (8192, 32, 16, 2),
-            (10_240, 5, 8, 1),
-        ] {
-            let config = choose(width, num_rows);
-            let ScanKind::Wgmma {
-                cluster_blocks,
-                ring_slots,
-                shared_bytes,
-            } = config.kind
-            else {
-                panic!("{width} columns fit shared memory")
-            };
-            assert_eq!(
-                (config.rows, cluster_blocks),
-                (rows, blocks),
-                "{width} {num_rows}"
-            );
-            assert!(RING_SLOTS.contains(&ring_slots) && shared_bytes <= 232_448);
-        }
-        assert_eq!(choose(1 << 16, 4).kind, ScanKind::Mma);
     }
 }
