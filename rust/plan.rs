@@ -24,8 +24,8 @@ use crate::kernels::paths::MAX_PATH_ROWS;
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::model::config::{MixerKind, ModelConfig};
 use crate::model::head::HeadPath;
-use crate::options::EngineOptions;
 use crate::options::speculation::SpeculationPlan;
+use crate::options::{DeviceChoice, EngineOptions};
 use budget::Budget;
 use footprint::{Footprint, kv_shape};
 
@@ -81,6 +81,19 @@ impl Limits {
             speculation: speculation::resolve(options, drafter, head, backend)?,
             head,
         })
+    }
+
+    /// Resolves `options` on the device that they name.
+    ///
+    /// # Errors
+    /// As for [`resolve`](Self::resolve), and [`OptionError::Value`] for a device of no kind.
+    pub fn of_options(
+        options: &EngineOptions,
+        config: &ModelConfig,
+        drafter: Option<&DrafterConfig>,
+    ) -> Result<Self> {
+        let backend = Backend::of(DeviceChoice::named(&options.device)?);
+        Self::resolve(options, config, drafter, backend)
     }
 
     /// What a drafter must hold beside `num_kv_pages` of the target's.

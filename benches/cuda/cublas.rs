@@ -8,6 +8,7 @@ use cudarc::cublaslt::sys::{
     self, cublasComputeType_t, cublasLtMatmulDescAttributes_t, cublasLtMatmulHeuristicResult_t,
     cublasLtMatmulPreferenceAttributes_t, cudaDataType_t,
 };
+use half::bf16;
 use specpilot_rs::device::cuda::CudaDevice;
 use specpilot_rs::device::{Buffer, Device};
 
@@ -116,7 +117,7 @@ impl Matmul<'_> {
         &self,
         device: &CudaDevice,
         candidate: usize,
-        weights: &Buffer<u16>,
+        weights: &Buffer<bf16>,
         x: u64,
         y: &Buffer<u16>,
     ) -> bool {

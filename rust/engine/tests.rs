@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use super::*;
 use crate::convert::convert_model;
-use crate::options::PromptLookup;
+use crate::options::{EngineOptions, PromptLookup};
 use crate::plan::footprint::Footprint;
 use crate::weights::raw_safetensors::{demo_target, family};
 

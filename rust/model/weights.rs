@@ -1,6 +1,6 @@
-//! The weights of a decoder, read once from a checkpoint.
+//! The weights of a decoder, read once from a checkpoint, or planted.
 //!
-//! In: an opened [`Checkpoint`] and the [`ModelConfig`] that says which tensors it must hold. Out: matrices packed for
+//! In: a [`WeightSource`] and the [`ModelConfig`] that says which tensors it must hold. Out: matrices packed for
 //! the kernels and fp32 vectors. Norm weights are stored as they multiply (`1 + w` where the config says so), so no
 //! layer asks. Every tensor's presence and shape is checked before the first is read, and tensors nobody read are
 //! refused at the end.
@@ -14,7 +14,7 @@ use crate::error::{CheckpointError, KernelError, Result};
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16};
 use crate::options::WeightFormat;
-use crate::weights::{Checkpoint, GatedMlp, Linear, WeightLoader};
+use crate::weights::{GatedMlp, Linear, WeightLoader, WeightSource};
 
 /// All weights of a decoder.
 #[derive(Debug)]
@@ -96,22 +96,23 @@ pub struct GatedDeltaWeights {
 }
 
 impl DecoderWeights {
-    /// Reads all weights of `config` from `checkpoint` to `device`, the linear layers in `format` and, when `with_q_views`, so that Q
+    /// Reads all weights of `config` from `source` to `device`, the linear layers in `format` and, when `with_q_views`, so that Q
     /// passes can run; many layers at once. Embedding and LM head are held as BF16.
     ///
     /// # Errors
     /// [`CheckpointError`] when a tensor is missing, extra, damaged, or of another shape or dtype;
     /// [`DeviceError`](crate::error::DeviceError) when the device has no room.
-    pub fn load(
+    pub fn load<'a>(
         device: &Device,
-        checkpoint: &Checkpoint,
+        source: impl Into<WeightSource<'a>>,
         config: &ModelConfig,
         format: WeightFormat,
         with_q_views: bool,
     ) -> Result<Self> {
-        checkpoint.check(&config.weight_names.tensors(config))?;
+        let source = source.into();
+        source.check(&config.weight_names.tensors(config))?;
         let loader = Loader {
-            tensors: WeightLoader { checkpoint, device },
+            tensors: WeightLoader { source, device },
             config,
             format,
             with_q_views,
@@ -134,7 +135,7 @@ impl DecoderWeights {
             final_norm: loader.norm(Role::FinalNorm, 0)?,
             layers: layers?,
         };
-        checkpoint.finish(config.weight_names.ignored_prefixes)?;
+        source.finish(config.weight_names.ignored_prefixes)?;
         Ok(weights)
     }
 
@@ -278,8 +279,9 @@ impl Loader<'_> {
 
     fn attention(&self, i: usize) -> Result<AttentionWeights> {
         // Llama files of before transformers 4.32 carry the frequencies, which the config gives exactly.
-        let frequencies = self.config.weight_names.rotary_frequencies(i);
-        self.tensors.checkpoint.skip(&frequencies);
+        if let Some(checkpoint) = self.tensors.source.checkpoint() {
+            checkpoint.skip(&self.config.weight_names.rotary_frequencies(i));
+        }
         let qk_norm = |role| match self.config.attention.qk_norm {
             true => self.norm(role, i).map(Some),
             false => Ok(None),
@@ -332,7 +334,7 @@ impl Loader<'_> {
     /// A norm's weight as it multiplies.
     fn norm(&self, role: Role, layer: usize) -> Result<Buffer<f32>> {
         let (name, shape) = (self.name(role, layer), role.shape(self.config));
-        let mut weight = self.tensors.checkpoint.tensor_f32(&name, &shape)?;
+        let mut weight = self.tensors.source.tensor_f32(&name, &shape)?;
         if self.config.norms_add_one {
             weight.iter_mut().for_each(|w| *w += 1.0);
         }
@@ -341,7 +343,9 @@ impl Loader<'_> {
 
     /// Some exporters write a tied head a second time. Equal bits are skipped; other bits are a config that lies.
     fn skip_tied_head(&self) -> Result<()> {
-        let checkpoint = self.tensors.checkpoint;
+        let Some(checkpoint) = self.tensors.source.checkpoint() else {
+            return Ok(());
+        };
         let (head, embed) = (self.name(Role::LmHead, 0), self.name(Role::Embed, 0));
         let Some(file) = checkpoint.file(&head) else {
             return Ok(());

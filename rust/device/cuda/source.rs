@@ -42,6 +42,7 @@ pub const KERNEL_SOURCES: &[KernelSource] = sources! {
     "gdn_wy", true;
     "greedy_argmax", true;
     "lm_head_screen", true;
+    "plant_matrix", false;
     "rms_norm", true;
     "rope", true;
     "tree_attention", true;

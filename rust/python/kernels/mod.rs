@@ -16,6 +16,7 @@ mod gdn_fold;
 mod gdn_wy;
 mod greedy_argmax;
 mod lm_head_screen;
+mod plant_matrix;
 mod rms_norm;
 mod rope;
 mod sample_rows;
@@ -69,6 +70,8 @@ pub(super) mod kernels_module {
     use super::greedy_argmax::greedy_argmax;
     #[pymodule_export]
     use super::lm_head_screen::{has_byte_products, lm_head_intervals, lm_head_screen};
+    #[pymodule_export]
+    use super::plant_matrix::{plant_matrix, planted_matmul};
     #[pymodule_export]
     use super::rms_norm::rms_norm;
     #[pymodule_export]

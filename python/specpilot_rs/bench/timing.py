@@ -1,0 +1,261 @@
+"""Times presets against each other: one process, interleaved, tokens checked as it goes.
+
+In: a way to open engines, prompts, presets. Out: a `TimingRun`: per preset and round the seconds and tokens
+of a prompt, where the time of its steps went, and every token compared with plain decoding's. Round by round
+all presets decode the same prompt in turn, so that a slow moment hits them all; they are warm before the
+first. A run that is interrupted keeps the rounds that are complete.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from specpilot_rs.bench.presets import Preset, opening_config, opening_head
+from specpilot_rs.bench.progress import Progress
+from specpilot_rs.llm import LLM
+from specpilot_rs.options import SamplingParams, SpeculativeConfig
+from specpilot_rs.outputs import RequestOutput
+
+VERIFY_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+"""Rows of a pass for the table of its cost."""
+VERIFY_TOKENS = 32
+"""Tokens decoded for each entry of it."""
+BREAKDOWN_TOKENS = 64
+LOGIT_TOKENS = 24
+"""Tokens whose logits are compared, all of a row, in each preset."""
+CLOCK_FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One prompt decoded by one preset.
+
+    Attributes:
+        num_tokens: Tokens after the first, which the prompt gave.
+        num_passes: Exact passes.
+        seconds: From the first token to the last.
+    """
+
+    num_tokens: int
+    num_passes: int
+    seconds: float
+
+
+@dataclass
+class PresetTiming:
+    """What a preset did.
+
+    Attributes:
+        preset: As it was asked for.
+        plan: What the engine made of it.
+        samples: One a round.
+        stage_times: Sums of `LLM.stage_times`, each stage on its own; None before they were taken.
+        num_checked_tokens: Tokens compared with plain decoding's.
+        num_wrong_tokens: Those that differed, counted to the end of the output from the first on.
+        num_checked_logits: Rows of logits compared bit by bit.
+        num_wrong_logits: Those that differed.
+    """
+
+    preset: Preset
+    plan: dict[str, Any] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    stage_times: dict[str, Any] | None = None
+    num_checked_tokens: int = 0
+    num_wrong_tokens: int = 0
+    num_checked_logits: int = 0
+    num_wrong_logits: int = 0
+
+    def check(self, got: Sequence[int], expected: Sequence[int]) -> None:
+        """Compares an output with plain decoding's."""
+        pairs = enumerate(itertools.zip_longest(expected, got))
+        first = next((index for index, (want, token) in pairs if want != token), None)
+        self.num_checked_tokens += len(expected)
+        if first is not None:
+            self.num_wrong_tokens += len(expected) - first
+
+
+@dataclass
+class TimingRun:
+    """A run and what it has found so far.
+
+    Attributes:
+        open_llm: Opens the target with a weight format, a head and some speculation.
+        drafter: `model` or `method` of the drafter; empty where it comes with the target.
+        prompts: One a round, the first one also to warm up; token ids or texts.
+        presets: What is measured, in this order; the last is compared with each other.
+        max_tokens: Tokens of an output.
+        is_planted: Whether drafters go by scripts.
+        verify_costs: Whether to measure what a pass costs by its rows.
+        timings: One per preset.
+        costs: Per weight format the milliseconds of a pass by its rows.
+        clocks: What the GPU said before each round.
+        is_complete: Whether all rounds are done.
+    """
+
+    open_llm: Callable[[str, str, SpeculativeConfig | None], LLM]
+    drafter: dict[str, Any]
+    prompts: Sequence[dict[str, Any]]
+    presets: Sequence[Preset]
+    max_tokens: int
+    is_planted: bool
+    verify_costs: bool = True
+    progress: Progress = field(default_factory=Progress)
+    timings: list[PresetTiming] = field(init=False)
+    costs: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    clocks: list[dict[str, float]] = field(default_factory=list)
+    is_complete: bool = False
+    _llms: dict[str, LLM] = field(default_factory=dict)
+    _plain: dict[int, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Makes an empty timing for every preset."""
+        self.timings = [PresetTiming(preset) for preset in self.presets]
+
+    def measure(self) -> None:
+        """Measures everything.
+
+        Raises:
+            SpecPilotError: An engine cannot be opened or a prompt not be served. What was found stays.
+        """
+        self.progress.start((len(self.prompts) + 1) * (len(self.presets) + 1))
+        self._open_all()
+        self._decode_plainly()
+        self.progress.note("warm-up, and all logits of a few rows")
+        self._check_logits()
+        for number, prompt in enumerate(self.prompts):
+            if (clocks := gpu_clocks()) is not None:
+                self.clocks.append(clocks)
+            for timing in self.timings:
+                llm = self._switch(timing)
+                [output] = self._generate(llm, prompt)
+                timing.check(output.outputs[0].token_ids, self._plain[number])
+                timing.samples.append(_sample(output))
+                self.progress.advance(1)
+            self.progress.note(f"round {number + 1}: " + self._round_line())
+        self._break_down()
+        if self.verify_costs:
+            self._measure_costs()
+        self.is_complete = True
+
+    def llms(self) -> dict[str, LLM]:
+        """Returns the opened engines by weight format."""
+        return self._llms
+
+    def _open_all(self) -> None:
+        for weight_format in dict.fromkeys(preset.weight_format for preset in self.presets):
+            sharing = [preset for preset in self.presets if preset.weight_format == weight_format]
+            speculation = opening_config(sharing, self.drafter)
+            self.progress.note(f"opening with {weight_format} weights")
+            self._llms[weight_format] = self.open_llm(weight_format, opening_head(sharing), speculation)
+
+    def _switch(self, timing: PresetTiming) -> LLM:
+        preset, llm = timing.preset, self._llms[timing.preset.weight_format]
+        llm.switch_speculation(preset.speculative_config(self.drafter), head=preset.head)
+        timing.plan = llm.describe()
+        return llm
+
+    def _decode_plainly(self) -> None:
+        """Keeps plain decoding's tokens, and tells them to planted drafters."""
+        llm = next(iter(self._llms.values()))
+        llm.switch_speculation(None, head="dense")
+        for number, prompt in enumerate(self.prompts):
+            [output] = self._generate(llm, prompt)
+            self._plain[number] = output.outputs[0].token_ids
+            for other in self._llms.values() if self.is_planted else ():
+                other.add_script(output.prompt_token_ids + output.outputs[0].token_ids)
+            self.progress.advance(1)
+
+    def _check_logits(self) -> None:
+        """Compares all logits of some rows with those of plain decoding, and so warms up."""
+        plain = PresetTiming(Preset("plain", self.presets[0].weight_format, "dense", None, ""))
+        expected = self._logits(plain)
+        for timing in self.timings:
+            got = self._logits(timing)
+            differ = (got.view(np.uint32) != expected.view(np.uint32)).any(axis=1)
+            timing.num_checked_logits += len(differ)
+            timing.num_wrong_logits += int(differ.sum())
+            self._generate(self._switch(timing), self.prompts[0], max_tokens=LOGIT_TOKENS)
+
+    def _logits(self, timing: PresetTiming) -> np.ndarray[Any, np.dtype[np.float32]]:
+        num_tokens = min(LOGIT_TOKENS, self.max_tokens)
+        [output] = self._generate(
+            self._switch(timing), self.prompts[0], max_tokens=num_tokens, record_logits=True
+        )
+        return output.record.logits  # type: ignore[union-attr]
+
+    def _break_down(self) -> None:
+        """Takes the times of stages, each waited for on its own."""
+        self.progress.note("times of stages")
+        num_tokens = min(BREAKDOWN_TOKENS, self.max_tokens)
+        for timing in self.timings:
+            timing.stage_times = self._stage_times(self._switch(timing), num_tokens)
+
+    def _stage_times(self, llm: LLM, num_tokens: int) -> dict[str, Any]:
+        llm.set_stage_clock(settled=True)
+        self._generate(llm, self.prompts[0], max_tokens=num_tokens)
+        times = llm.stage_times()
+        llm.set_stage_clock(settled=False)
+        return times
+
+    def _measure_costs(self) -> None:
+        """Measures what an exact pass costs by its rows."""
+        for weight_format, llm in self._llms.items():
+            opened = [preset for preset in self.presets if preset.weight_format == weight_format]
+            if (most := opening_config(opened, self.drafter)) is None:
+                continue
+            head = opening_head(opened)
+            self.progress.note(f"cost of a pass by its rows, {weight_format}")
+            rows = []
+            for num_rows in VERIFY_ROWS:
+                speculation = SpeculativeConfig(**self.drafter, tree=most.tree, tree_nodes=num_rows)
+                llm.switch_speculation(None if num_rows == 1 else speculation, head=head)
+                num_tokens = min(VERIFY_TOKENS, self.max_tokens)
+                # Graphs are captured the first time.
+                self._generate(llm, self.prompts[0], max_tokens=num_tokens)
+                times = self._stage_times(llm, num_tokens)
+                per_step = {
+                    f"{stage}_ms": 1e3 * times["seconds"][stage] / max(times["num_steps"], 1)
+                    for stage in ("forward", "head")
+                }
+                rows.append({"rows": num_rows, **per_step})
+            self.costs[weight_format] = rows
+
+    def _generate(
+        self, llm: LLM, prompt: dict[str, Any], max_tokens: int | None = None, **record: bool
+    ) -> list[RequestOutput]:
+        params = SamplingParams(
+            max_tokens=self.max_tokens if max_tokens is None else max_tokens,
+            ignore_eos=True,
+            detokenize=False,
+        )
+        return llm.generate(prompt, params, use_tqdm=False, **record)
+
+    def _round_line(self) -> str:
+        last = [(timing.preset.name, timing.samples[-1]) for timing in self.timings]
+        return ", ".join(f"{name} {sample.num_tokens / sample.seconds:.1f} tokens/s" for name, sample in last)
+
+
+def _sample(output: RequestOutput) -> Sample:
+    metrics = output.metrics
+    return Sample(metrics.num_output_tokens - 1, metrics.num_target_passes, metrics.decode_time_s)
+
+
+def gpu_clocks() -> dict[str, float] | None:
+    """Returns what nvidia-smi says of the first GPU now: MHz, watts, degrees; None where it says nothing."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    query = [program, f"--query-gpu={','.join(CLOCK_FIELDS)}", "--format=csv,noheader,nounits", "--id=0"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
+        values = [float(item) for item in answer.strip().split(",")]
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    return dict(zip(CLOCK_FIELDS, values, strict=True))
