@@ -10,7 +10,7 @@ struct Bf16Weights {
     struct Slice {
         const u32 slot, lane;
 
-        __device__ __forceinline__ Slice(const MatmulParams&, u32 at, u32, u32 lane_index) : slot(at), lane(lane_index) {}
+        __device__ __forceinline__ Slice(const MatmulParams&, u32, u32 at, u32, u32 lane_index) : slot(at), lane(lane_index) {}
 
         __device__ __forceinline__ void decode(u32 j, u32 (&a)[4][4]) const {
 #pragma unroll

@@ -27,13 +27,13 @@ struct W12Weights {
     // A slice that has arrived.
     struct Slice {
         const MatmulParams& p;
-        const u32 slot, lane_place, lane;
+        const u32 tile, slot, lane_place, lane;
         u32 plane4;
         LaneBases bases;
         u32 ends, has_escapes;
 
-        __device__ __forceinline__ Slice(const MatmulParams& params, u32 at, u32 len, u32 lane_index)
-            : p(params), slot(at), lane_place(at + NOTE_BYTES + lane_index * 16), lane(lane_index) {
+        __device__ __forceinline__ Slice(const MatmulParams& params, u32 tile_of_all, u32 at, u32 len, u32 lane_index)
+            : p(params), tile(tile_of_all), slot(at), lane_place(at + NOTE_BYTES + lane_index * 16), lane(lane_index) {
             plane4 = lane_place + len * PLANE8_BYTES;
             bases.low = load_shared_u8(slot + SliceNote::BASES + lane / 4) * 0x00800080u;
             bases.high = load_shared_u8(slot + SliceNote::BASES + 8 + lane / 4) * 0x00800080u;
@@ -60,14 +60,17 @@ struct W12Weights {
         __device__ __forceinline__ void patch_tile(u32 j, u32 (&a)[4][4]) const {
             const bool is_crowded = ends == SliceNote::CROWDED;
             u32 i = j == 0 ? 0 : ends >> (6 * j - 6) & 63, end = ends >> 6 * j & 63;
+            const u32* escapes = nullptr;
             if (is_crowded) {
-                const u32* starts = p.escape_starts + load_shared_u32(slot + SliceNote::FIRST) + j;
+                const MatmulPart& part = p.parts[PartTile(p, tile).part];
+                escapes = part.escapes;
+                const u32* starts = part.escape_starts + load_shared_u32(slot + SliceNote::FIRST) + j;
                 i = __ldg(starts);
                 end = __ldg(starts + 1);
             }
 #pragma unroll 1
             for (; i < end; i++) {
-                const u32 entry = is_crowded ? __ldg(p.escapes + i) : load_shared_u32(slot + SliceNote::ENTRIES + i * 4);
+                const u32 entry = is_crowded ? __ldg(escapes + i) : load_shared_u32(slot + SliceNote::ENTRIES + i * 4);
                 // Only the lane that holds the weight patches it, and that lane knows the channel's base.
                 const u32 base = (entry & 1u << 17 ? bases.high : bases.low) >> 23;
                 if (IS_EXACT || (entry >> 7 & 0xFF) >= base) patch_escape(a, entry, lane);

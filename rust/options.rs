@@ -51,7 +51,7 @@ pub struct EngineOptions {
     /// Measured cost of a step that verifies 1, 2, ... rows: trees grow only while rows pay. `None` = to full size.
     pub verify_costs: Option<Vec<f64>>,
     /// Estimated chance of acceptance below which a drafter with a confidence head stops; 0 = it does not.
-    pub min_confidence: f32,
+    pub min_confidence: f64,
     /// Shortest and longest suffix that prompt lookup matches; `None` = the usual ones.
     pub prompt_lookup: PromptLookup,
 }

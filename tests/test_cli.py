@@ -99,6 +99,9 @@ def test_prompts_from_everywhere(tmp_path: Path, text: str):
         specpilot(
             *common, PROMPT, "--q-passes", "1", "--tree-nodes", "8,16", "--num-speculative-tokens", "4"
         ),
+        specpilot(
+            *common, PROMPT, "--speculative-config", '{"q_passes": 1, "q_head": "exact"}', "--tree", "spine"
+        ),
         specpilot("generate", "--model", TARGET_DIR, "--max-tokens", "12", PROMPT),
         specpilot(*common, PROMPT, "--weight-format", "w12", "--head", "screened"),
         specpilot(*common, PROMPT, "--gpu-memory-utilization", "0.5", "--num-threads", "1"),
@@ -343,6 +346,10 @@ def test_errors_are_one_line(tmp_path: Path):
     assert "max_tokens" in error_of(*demo, "--max-tokens", "0", "x")
     assert "did you mean `chain`" in error_of(*demo, "--tree", "chian", "x")
     assert "--no-speculation" in error_of(*demo, "--no-speculation", "--tree", "chain", "x")
+    twice = error_of(*demo, "--tree", "chain", "--speculative-config", '{"tree": "spine"}', "x")
+    assert "`tree` is given by its flag" in twice
+    assert "--speculative-config" in error_of(*demo, "--speculative-config", "[1]", "x")
+    assert "did you mean `q_passes`" in error_of(*demo, "--speculative-config", '{"q_pass": 1}', "x")
     assert "no such directory" in error_of("generate", "--model", tmp_path / "nothing", "x")
     assert "does not exist" in error_of(*demo, "--output-jsonl", tmp_path / "no" / "out.jsonl", "x")
     assert "one of" in error_of(*demo, "--file", tmp_path / "bad.txt", "x")

@@ -160,6 +160,7 @@ def test_costs_shorten_trees_without_changing_tokens(report):
         "dear": [1.0 + i for i in range(32)],
     }.items():
         llm = LLM(str(BUNDLED / "target"), speculative_config={**config, "verify_costs": costs})
+        assert llm.describe()["verify_costs"] == costs
         outputs = llm.generate(prompts, params, use_tqdm=False, record_rounds=True)
         rounds = [drafting for output in outputs for drafting in output.rounds]
         rows[name] = 1 + sum(len(drafting.draft_token_ids) for drafting in rounds) / len(rounds)
@@ -178,6 +179,7 @@ def test_confidence_ends_drafts_early(report):
     drafted, accepted, tokens = [], [], set()
     for min_confidence in (0.0, 0.2, 0.6):
         llm = LLM(str(BUNDLED / "target"), speculative_config={**config, "min_confidence": min_confidence})
+        assert llm.describe()["min_confidence"] == min_confidence
         outputs = llm.generate(prompts, params, use_tqdm=False)
         drafted.append(sum(output.metrics.num_draft_tokens for output in outputs))
         accepted.append(sum(output.metrics.num_accepted_tokens for output in outputs))

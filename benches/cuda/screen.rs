@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use specpilot_rs::device::cuda::CudaDevice;
 use specpilot_rs::device::{Buffer, Device, Staged};
 use specpilot_rs::kernels::Kernel;
-use specpilot_rs::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue};
+use specpilot_rs::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, Product};
 use specpilot_rs::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
 use specpilot_rs::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
 use specpilot_rs::kernels::lm_head_screen::{
@@ -59,8 +59,10 @@ pub fn bench(device: &Device, _cuda: &CudaDevice) -> Vec<Value> {
                 let args = Bf16MatmulArgs {
                     x: &x,
                     num_rows,
-                    weight: exact,
-                    y: &mut logits,
+                    products: vec![Product {
+                        weight: exact,
+                        y: &mut logits,
+                    }],
                     epilogue: Epilogue::Store,
                 };
                 Bf16Matmul::run(device, args).expect("buffers fit the shape");

@@ -9,7 +9,9 @@ use half::bf16;
 use rayon::prelude::*;
 use specpilot_rs::device::{Buffer, Device, HostDevice};
 use specpilot_rs::kernels::Kernel;
-use specpilot_rs::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16};
+use specpilot_rs::kernels::bf16_matmul::{
+    Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16, Product,
+};
 use specpilot_rs::kernels::simd::{self, LANES, Lanes, Task};
 
 /// Name, output channels, input features.
@@ -62,8 +64,10 @@ impl Case {
         let args = Bf16MatmulArgs {
             x: &self.x,
             num_rows,
-            weight: &self.weight,
-            y: &mut self.y,
+            products: vec![Product {
+                weight: &self.weight,
+                y: &mut self.y,
+            }],
             epilogue: Epilogue::Store,
         };
         Bf16Matmul::run(&self.device, args).expect("buffers fit the shape");

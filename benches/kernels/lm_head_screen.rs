@@ -11,7 +11,9 @@ use criterion::{BenchmarkId, Criterion};
 use half::bf16;
 use specpilot_rs::device::{Buffer, Device};
 use specpilot_rs::kernels::Kernel;
-use specpilot_rs::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16};
+use specpilot_rs::kernels::bf16_matmul::{
+    Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16, Product,
+};
 use specpilot_rs::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
 use specpilot_rs::kernels::lm_head_screen::{
     HeadScores, LmHeadScreen, LmHeadScreenArgs, ScreenedHead,
@@ -100,8 +102,10 @@ impl Case {
         let args = Bf16MatmulArgs {
             x: &self.x,
             num_rows,
-            weight: &self.exact,
-            y: &mut self.logits,
+            products: vec![Product {
+                weight: &self.exact,
+                y: &mut self.logits,
+            }],
             epilogue: Epilogue::Store,
         };
         Bf16Matmul::run(&self.device, args).expect("buffers fit the shape");

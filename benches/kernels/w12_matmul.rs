@@ -9,7 +9,9 @@ use half::bf16;
 use rayon::prelude::*;
 use specpilot_rs::device::{Buffer, Device};
 use specpilot_rs::kernels::Kernel;
-use specpilot_rs::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16};
+use specpilot_rs::kernels::bf16_matmul::{
+    Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16, Product,
+};
 use specpilot_rs::kernels::w12_matmul::{PackedW12, W12Matmul, W12MatmulArgs, WeightView};
 use specpilot_rs::weights::w12::{Encoding, W12Matrix, encode};
 
@@ -90,8 +92,10 @@ impl Case {
         let args = W12MatmulArgs {
             x: &self.x,
             num_rows,
-            weight: &self.weight,
-            y: &mut self.y,
+            products: vec![Product {
+                weight: &self.weight,
+                y: &mut self.y,
+            }],
             epilogue: Epilogue::Store,
             view,
         };
@@ -103,8 +107,10 @@ impl Case {
         let args = Bf16MatmulArgs {
             x: &self.x,
             num_rows,
-            weight,
-            y: &mut self.y,
+            products: vec![Product {
+                weight,
+                y: &mut self.y,
+            }],
             epilogue: Epilogue::Store,
         };
         Bf16Matmul::run(&self.device, args).expect("buffers fit the shape");

@@ -8,11 +8,13 @@
 
 #include "slice_sums.cuh"
 
-// Stores four channels of a row.
-__device__ __forceinline__ void store_channels(const MatmulParams& p, u32 row, u32 channel, float4 sum) {
+// Stores four channels of a row, the first of them number `within` of the tile.
+__device__ __forceinline__ void store_channels(const MatmulParams& p, u32 row, PartTile place, u32 within, float4 sum) {
     if (row >= p.num_rows) return;
-    float* y = p.y + static_cast<u64>(row) * p.out_features + channel;
-    if (p.out_features % 4 == 0 && channel < p.out_features) {
+    const MatmulPart& part = p.parts[place.part];
+    const u32 channel = place.tile * TILE_CHANNELS + within;
+    float* y = part.y + static_cast<u64>(row) * part.out_features + channel;
+    if (part.out_features % 4 == 0 && channel < part.out_features) {
         float4* to = reinterpret_cast<float4*>(y);
         if (p.adds_to_output) {
             float4 before = *to;
@@ -25,7 +27,7 @@ __device__ __forceinline__ void store_channels(const MatmulParams& p, u32 row, u
     const float values[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
     for (u32 c = 0; c < 4; c++) {
-        if (channel + c < p.out_features) y[c] = p.adds_to_output ? y[c] + values[c] : values[c];
+        if (channel + c < part.out_features) y[c] = p.adds_to_output ? y[c] + values[c] : values[c];
     }
 }
 
@@ -72,9 +74,10 @@ __device__ __forceinline__ void finish_unit(const MatmulParams& p, const SharedL
         }
     }
     if (!is_whole) return;
+    const PartTile tile(p, unit.tile);
 #pragma unroll
     for (u32 group = 0; group < GROUPS; group++) {
-        store_channels(p, group * 8 + lane / 4, unit.tile * TILE_CHANNELS + lane % 4 * 4, total[group]);
+        store_channels(p, group * 8 + lane / 4, tile, lane % 4 * 4, total[group]);
     }
 }
 
@@ -95,9 +98,10 @@ __device__ __forceinline__ void add_inbox(const MatmulParams& p, const SharedLay
             else add_to(total[group], sum);
         }
     }
+    const PartTile part_tile(p, tile);
 #pragma unroll
     for (u32 group = 0; group < GROUPS; group++) {
-        store_channels(p, group * 8 + lane / 4, tile * TILE_CHANNELS + lane % 4 * 4, total[group]);
+        store_channels(p, group * 8 + lane / 4, part_tile, lane % 4 * 4, total[group]);
     }
     __syncwarp();
     if (lane == 0) barrier_expect(full, p.num_octets * shared.OCTET_SUM_BYTES);
@@ -148,7 +152,7 @@ __device__ __forceinline__ void add_octets(const MatmulParams& p, u32 num_tiles)
         const float4* sums = p.octet_sums + (static_cast<u64>(tile) * p.num_octets * GROUPS + group) * WARP_LANES + lane;
         float4 total = __ldcg(sums);
         for (u32 octet = 1; octet < p.num_octets; octet++) add_to(total, __ldcg(sums + octet * GROUPS * WARP_LANES));
-        store_channels(p, group * 8 + lane / 4, tile * TILE_CHANNELS + lane % 4 * 4, total);
+        store_channels(p, group * 8 + lane / 4, PartTile(p, tile), lane % 4 * 4, total);
     }
 }
 

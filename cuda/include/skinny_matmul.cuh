@@ -10,7 +10,7 @@ __device__ __forceinline__ void stream_units(const MatmulParams& p, const Shared
     WeightRing<Weights, BLOCK_OCTETS> ring{p, k_tiles, num_tiles, slice, lane,
                                            shared.ring + slice * p.ring_slots * shared.slot_bytes, shared.slot_bytes,
                                            shared.ring_full + slice * p.ring_slots * 8,
-                                           read_once_policy(), unit, {}, {}, num_units};
+                                           read_once_policy(), unit, {}, {}, num_units, 0};
     ring.find_slices();
     SliceSpan spans[BLOCK_OCTETS];
 #pragma unroll
@@ -30,7 +30,6 @@ __device__ __forceinline__ void stream_units(const MatmulParams& p, const Shared
     for (u32 octet = 0; octet < BLOCK_OCTETS; octet++) load_slice_rows<GROUPS>(p, spans[octet], k_tiles, lane, rows[octet]);
     if (p.cluster_blocks > 1) cluster_wait();
     u32 slot = 0, parity = 0;
-    UnitCursor finished = unit, owned = unit;
     const u32 num_steps = p.cluster_blocks > 1 ? num_units + 2 : num_units + 1;
     for (u32 i = 0; i < num_steps; i++) {
         if (i < num_units) {
@@ -47,7 +46,7 @@ __device__ __forceinline__ void stream_units(const MatmulParams& p, const Shared
                 const u32 at = ring.slots_start + slot * shared.slot_bytes;
                 barrier_wait(ring.barriers_start + slot * 8, parity);
                 __syncwarp();
-                const typename Weights::Slice arrived(p, at, spans[octet].len, lane);
+                const typename Weights::Slice arrived(p, unit.tile, at, spans[octet].len, lane);
                 multiply_slice<Weights>(arrived, spans[octet].len, rows[octet], sums);
                 // The slot's bytes are in registers, and used: it may be written again.
                 __syncwarp();
@@ -58,16 +57,18 @@ __device__ __forceinline__ void stream_units(const MatmulParams& p, const Shared
             }
         }
         if (i > 0 && i <= num_units) {
-            if ((i - 1) % SLICES == slice) finish_unit<Weights, GROUPS, BLOCK_OCTETS>(p, shared, i - 1, finished, lane);
-            finished.advance(num_tiles);
+            if ((i - 1) % SLICES == slice) {
+                const UnitCursor finished(first_unit + i - 1, num_tiles);
+                finish_unit<Weights, GROUPS, BLOCK_OCTETS>(p, shared, i - 1, finished, lane);
+            }
         }
         if (i > 1 && p.cluster_blocks > 1) {
             // One warp for each inbox slot, so that the slot's phases are waited for in their order.
             const InboxPlace place(p, i - 2);
             if (place.owner == blockIdx.x % p.cluster_blocks && slice == SLICES / 2 + place.slot) {
+                const UnitCursor owned(first_unit + i - 2, num_tiles);
                 add_inbox<Weights, GROUPS, BLOCK_OCTETS>(p, shared, i - 2, owned.tile, lane);
             }
-            owned.advance(num_tiles);
         }
     }
 }
@@ -79,7 +80,7 @@ __device__ __forceinline__ void skinny_matmul(const MatmulParams& p) {
     // Taken from one lane, so that the compiler knows that a warp agrees on it.
     const u32 warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / WARP_LANES, 0), lane = threadIdx.x % WARP_LANES;
     const u32 k_tiles = (p.in_features + TILE_COLUMNS - 1) / TILE_COLUMNS;
-    const u32 num_tiles = (p.out_features + TILE_CHANNELS - 1) / TILE_CHANNELS;
+    const u32 num_tiles = p.num_tiles;
     // A cluster's blocks take the same tiles, each its own octets; without clusters a block takes whatever is its share.
     const u32 num_groups = p.num_octets / BLOCK_OCTETS;
     const u32 share = blockIdx.x / p.cluster_blocks, num_shares = gridDim.x / p.cluster_blocks;

@@ -1,5 +1,8 @@
 // y[r, n] = sum_k x[r, k] w[n, k] for 1..32 rows, at the speed at which the weights can be read.
 //
+// A launch multiplies the same rows by one matrix or several of one K and format, tile after tile of all of them: small
+// ones share what a launch costs. Which matrices stand beside it does not show in a sum.
+//
 // One order for every row count and weight format. Weights come in super-tiles of 16 channels x 64 columns. K is cut
 // into 8 * num_octets slices of whole super-tiles, num_octets a power of two. A slice's sum is one chain of mma.m16n8k16
 // over ascending k from zero; eight slice sums are added in ascending order to an octet's, these in ascending order to
@@ -23,17 +26,26 @@ constexpr u32 TILE_COLUMNS = 64;
 constexpr u32 SUM_STRIDE = 20;        // floats between the rows of a slice sum: no two lanes meet in a bank
 constexpr u32 SUM_BUFFERS = 2;            // units whose slice sums wait to be added
 
-// Arguments of every kernel of this family; mirrored by the launcher.
-struct MatmulParams {
+constexpr u32 MAX_PARTS = 4;              // matrices of a launch
+
+// One matrix and its result; mirrored by the launcher.
+struct MatmulPart {
     const u8* weights;         // [tiles][slices]: a slice's note, then its super-tiles
     const u32* escape_starts;  // W12: first escape of every super-tile, and the end
     const u32* escapes;
-    const u16* x;              // [num_rows][in_features padded to 64] BF16, zero in the padding
     float* y;                  // [num_rows][out_features]
+    u32 out_features;
+    u32 end_tile;              // tiles of this part and of those before
+};
+
+// Arguments of every kernel of this family; mirrored by the launcher.
+struct MatmulParams {
+    MatmulPart parts[MAX_PARTS];
+    const u16* x;              // [num_rows][in_features padded to 64] BF16, zero in the padding
     float4* octet_sums;        // without clusters: [tiles][num_octets][row group][32 lanes]
     u32* grid_barrier;         // without clusters: blocks arrived, zero between launches; generation
     u32 num_rows;
-    u32 out_features;
+    u32 num_tiles;             // of all parts
     u32 in_features;
     u32 num_octets;            // a power of two
     u32 log2_slices;           // of SLICES * num_octets
@@ -42,6 +54,19 @@ struct MatmulParams {
     u32 cluster_blocks;        // blocks that hold all octets of a tile between them; 1 without clusters
     u32 inbox_slots;           // tiles whose octets an owner may hold at a time, 1 without clusters
     u32 adds_to_output;        // y = y + sum
+};
+
+// The part that a tile belongs to, and its place there.
+struct PartTile {
+    u32 part;
+    u32 tile;
+
+    __device__ __forceinline__ PartTile(const MatmulParams& p, u32 of_all) : part(0), tile(of_all) {
+        while (of_all >= p.parts[part].end_tile) {
+            tile = of_all - p.parts[part].end_tile;
+            part++;
+        }
+    }
 };
 
 // Where a unit's super-tiles lie for one slice.
@@ -130,17 +155,20 @@ struct WeightRing {
     const u8* from[BLOCK_OCTETS];  // the next unit's slices
     u32 num_bytes[BLOCK_OCTETS];
     u32 units_left;
+    u32 part_end;                  // tile with which the next unit's part ends
 
     __device__ __forceinline__ u64 tile_stride() const {
         return static_cast<u64>(k_tiles) * Weights::STORED_TILE_BYTES + p.num_octets * SLICES * Weights::NOTE_BYTES;
     }
 
     __device__ __forceinline__ void find_slices() {
+        const PartTile place(p, next.tile);
+        part_end = p.parts[place.part].end_tile;
 #pragma unroll
         for (u32 i = 0; i < BLOCK_OCTETS; i++) {
             const u32 octet = next.group * BLOCK_OCTETS + i;
             const SliceSpan span = slice_span(p, k_tiles, octet, slice);
-            from[i] = p.weights + next.tile * tile_stride() + span.first * Weights::STORED_TILE_BYTES +
+            from[i] = p.parts[place.part].weights + place.tile * tile_stride() + span.first * Weights::STORED_TILE_BYTES +
                       (octet * SLICES + slice) * Weights::NOTE_BYTES;
             num_bytes[i] = Weights::NOTE_BYTES + span.len * Weights::TILE_BYTES;
         }
@@ -157,8 +185,9 @@ struct WeightRing {
         copy_end(barrier);
         if (octet + 1 < BLOCK_OCTETS) return;
         units_left--;
-        if (next.advance(num_tiles)) {
-            find_slices();
+        if (next.advance(num_tiles) || next.tile == part_end) {
+            // Past the last unit there may be no part, and nobody asks.
+            if (units_left > 0) find_slices();
         } else {
 #pragma unroll
             for (u32 i = 0; i < BLOCK_OCTETS; i++) from[i] += tile_stride();

@@ -66,6 +66,13 @@ DraftLengthOption = Annotated[
     ),
 ]
 QPassesOption = Annotated[int | None, typer.Option(help=help_of(SpeculativeConfig, "q_passes"))]
+SpeculationOption = Annotated[
+    str | None,
+    typer.Option(
+        "--speculative-config",
+        help="Keys of speculative_config as a JSON object, those without a flag among them.",
+    ),
+]
 PlainOption = Annotated[bool, typer.Option("--no-speculation", help="Decode plainly.")]
 ContextOption = Annotated[int | None, typer.Option(help=help_of(EngineOptions, "max_model_len"))]
 FormatOption = Annotated[str, typer.Option(help=help_of(EngineOptions, "weight_format"))]
@@ -132,6 +139,7 @@ def generate(
     tree_nodes: TreeNodesOption = None,
     num_speculative_tokens: DraftLengthOption = None,
     q_passes: QPassesOption = None,
+    speculative_config: SpeculationOption = None,
     no_speculation: PlainOption = False,
     max_model_len: ContextOption = None,
     max_num_seqs: RequestsOption = EngineOptions.max_num_seqs,
@@ -171,6 +179,7 @@ def generate(
                 "num_speculative_tokens": num_speculative_tokens,
                 "q_passes": q_passes,
             },
+            speculative_config,
             no_speculation,
         ),
         revision=revision,
@@ -235,6 +244,7 @@ def chat(
     tree_nodes: TreeNodesOption = None,
     num_speculative_tokens: DraftLengthOption = None,
     q_passes: QPassesOption = None,
+    speculative_config: SpeculationOption = None,
     no_speculation: PlainOption = False,
     max_model_len: ContextOption = None,
     tokenizer: TokenizerOption = None,
@@ -270,6 +280,7 @@ def chat(
                 "num_speculative_tokens": num_speculative_tokens,
                 "q_passes": q_passes,
             },
+            speculative_config,
             no_speculation,
         ),
         revision=revision,
@@ -447,7 +458,9 @@ def _open(model: str | None, demo: bool, speculation: dict[str, Any] | None, **o
     from specpilot_rs.errors import OptionError
     from specpilot_rs.llm import LLM
 
-    if demo == (model is not None):
+    if demo and model is not None:
+        raise OptionError("--demo brings its own target; leave --model out, or leave out --demo")
+    if not demo and model is None:
         raise OptionError("give --model DIRECTORY_OR_HUB_ID, or --demo for the bundled pair")
     if not demo:
         assert model is not None
@@ -469,8 +482,14 @@ def _report_check(check: dict[str, Any] | None) -> None:
         )
 
 
-def _speculation(given: dict[str, Any], plain: bool) -> dict[str, Any] | None:
-    config = {name: value for name, value in given.items() if value is not None}
+def _speculation(flags: dict[str, Any], text: str | None, plain: bool) -> dict[str, Any] | None:
+    config = {} if text is None else json_object(text, "--speculative-config")
+    for name, value in flags.items():
+        if value is None:
+            continue
+        if name in config:
+            raise request_error(f"`{name}` is given by its flag and in --speculative-config; give it once")
+        config[name] = value
     if plain and config:
         raise request_error(f"--no-speculation does not go with {', '.join(config)}")
     return None if plain else config

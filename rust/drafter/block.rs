@@ -10,7 +10,7 @@ use std::convert::Infallible;
 use super::DraftAnchor;
 use super::config::BlockConfig;
 use super::context::{Contexts, Model};
-use super::weights::{ConvWeights, LayerWeights};
+use super::weights::{ConvWeights, LayerWeights, multiply_all};
 use crate::device::{Buffer, Device, Staged};
 use crate::error::Result;
 use crate::kernels::Kernel;
@@ -214,17 +214,12 @@ impl Block {
         let layer = &model.weights.layers[layer_index];
         let conv = layer.attention_conv.as_ref();
         self.enter(device, config, &layer.input_norm, conv, rows)?;
-        let x = &self.input;
-        let store = Epilogue::Store;
-        layer
-            .q_proj
-            .forward(device, x, num_rows, &mut self.q_raw, store)?;
-        layer
-            .k_proj
-            .forward(device, x, num_rows, &mut self.k_raw, store)?;
-        layer
-            .v_proj
-            .forward(device, x, num_rows, &mut self.v, store)?;
+        let products = [
+            (&layer.q_proj, &mut self.q_raw),
+            (&layer.k_proj, &mut self.k_raw),
+            (&layer.v_proj, &mut self.v),
+        ];
+        multiply_all(device, &self.input, num_rows, products)?;
         for (raw, turned, weight, num_heads) in [
             (&self.q_raw, &mut self.q, &layer.q_norm, config.num_heads),
             (&self.k_raw, &mut self.k, &layer.k_norm, config.num_kv_heads),

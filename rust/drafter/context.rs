@@ -9,7 +9,7 @@ use std::convert::Infallible;
 
 use super::config::BlockConfig;
 use super::context_length::ContextLength;
-use super::weights::BlockWeights;
+use super::weights::{BlockWeights, multiply_all};
 use super::{ContextRows, DraftAnchor};
 use crate::cache::pages::{KvCache, KvShape, KvTail};
 use crate::device::{Buffer, Device, Graphs, Staged};
@@ -369,10 +369,8 @@ impl Contexts {
         )?;
         let [whole_rows, ring_rows] = &self.chunk_rows;
         for (i, layer) in weights.layers.iter().enumerate() {
-            let hidden = &s.hidden;
-            let (k_proj, v_proj) = (&layer.k_proj, &layer.v_proj);
-            k_proj.forward(device, hidden, num_rows, &mut s.k_raw, Epilogue::Store)?;
-            v_proj.forward(device, hidden, num_rows, &mut s.v, Epilogue::Store)?;
+            let products = [(&layer.k_proj, &mut s.k_raw), (&layer.v_proj, &mut s.v)];
+            multiply_all(device, &s.hidden, num_rows, products)?;
             RmsNorm::run(
                 device,
                 RmsNormArgs {

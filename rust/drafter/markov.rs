@@ -176,7 +176,7 @@ impl MarkovWalk {
         for level in 0..rows.num_levels {
             let first_row = level * rows.anchors.len();
             if let Some(confidence) = confidence {
-                let log_min = f64::from(wanted.min_confidence).ln();
+                let log_min = wanted.min_confidence.ln();
                 let hidden = &hidden[first_row * self.hidden_size..];
                 self.give_up(device, weights.markov, confidence, hidden, log_min)?;
             }

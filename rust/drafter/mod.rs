@@ -58,7 +58,7 @@ pub struct DraftRequest {
     pub width: usize,
     /// Where a drafter with a confidence head stops; see
     /// [`TreePlan::min_confidence`](crate::options::speculation::TreePlan::min_confidence).
-    pub min_confidence: f32,
+    pub min_confidence: f64,
 }
 
 /// What the rows that extend a context are worth.

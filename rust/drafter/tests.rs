@@ -464,7 +464,7 @@ fn requests_a_drafter_cannot_serve_are_refused() {
 fn drafts_stop_where_confidence_ends() {
     let mut drafter = open_demo("dspark", 4);
     fill(&mut *drafter, 0, 1, 70);
-    let mut draft = |min_confidence: f32| {
+    let mut draft = |min_confidence: f64| {
         let wanted = DraftRequest {
             min_confidence,
             ..wanted(NUM_DRAFT_TOKENS, Greedy)
@@ -479,7 +479,7 @@ fn drafts_stop_where_confidence_ends() {
     let whole = draft(0.0);
     let lens: Vec<usize> = (1..1000)
         .map(|thousandths| {
-            let tokens = draft(thousandths as f32 / 1000.0);
+            let tokens = draft(f64::from(thousandths) / 1000.0);
             assert_eq!(tokens, whole[..tokens.len()]);
             tokens.len()
         })

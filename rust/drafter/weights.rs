@@ -5,9 +5,11 @@ use super::config::{BlockConfig, MarkovConfig, MarkovKind, SelectorConfig};
 use super::draft_head::OwnHead;
 use crate::device::{Buffer, Device};
 use crate::error::Result;
-use crate::kernels::bf16_matmul::PackedBf16;
+use crate::kernels::bf16_matmul::{Epilogue, PackedBf16, Product};
+use crate::kernels::w12_matmul::WeightView;
 use crate::options::WeightFormat;
 use crate::weights::checkpoint::Verification;
+use crate::weights::linear::multiply_together;
 use crate::weights::{GatedMlp, Linear, WeightLoader, WeightSource};
 
 /// All weights of a drafter.
@@ -123,6 +125,20 @@ impl ConfidenceWeights {
         // ln(sigmoid(x)), without cancellation on either side.
         logit.min(0.0) - (-logit.abs()).exp().ln_1p()
     }
+}
+
+/// `y = x Wᵀ` of several matrices of one K.
+pub(super) fn multiply_all<const N: usize>(
+    device: &Device,
+    x: &Buffer<f32>,
+    num_rows: usize,
+    products: [(&Linear, &mut Buffer<f32>); N],
+) -> Result<()> {
+    let products = products.map(|(weight, y)| Product { weight, y });
+    let (view, store) = (WeightView::Exact, Epilogue::Store);
+    Ok(multiply_together(
+        view, device, x, num_rows, products, store,
+    )?)
 }
 
 impl BlockWeights {

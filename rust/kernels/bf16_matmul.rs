@@ -17,7 +17,7 @@ use half::bf16;
 use super::channel_tasks::for_each_channel_task;
 pub use super::packed_bf16::PackedBf16;
 use super::simd::{self, Isa, LANES, Lanes, Task};
-use super::skinny_matmul::SkinnyMatmul;
+use super::skinny_matmul::{SkinnyMatmul, SkinnyProduct};
 use super::w12_matmul::WeightView;
 use super::{Kernel, check_len, check_size};
 use crate::device::cuda::CudaDevice;
@@ -37,16 +37,22 @@ pub enum Epilogue {
     AddToOutput,
 }
 
+/// A matrix and its result.
+pub struct Product<'a, W> {
+    /// Weights `[out_features, in_features]`.
+    pub weight: &'a W,
+    /// Result `[num_rows, out_features]`.
+    pub y: &'a mut Buffer<f32>,
+}
+
 /// Arguments of [`Bf16Matmul`].
 pub struct Bf16MatmulArgs<'a> {
     /// Activations `[num_rows, in_features]`.
     pub x: &'a Buffer<f32>,
     /// Rows to multiply.
     pub num_rows: usize,
-    /// Weights `[out_features, in_features]`.
-    pub weight: &'a PackedBf16,
-    /// Result `[num_rows, out_features]`.
-    pub y: &'a mut Buffer<f32>,
+    /// Matrices of one K, each with its own result; which of them are multiplied together shows in none.
+    pub products: Vec<Product<'a, PackedBf16>>,
     /// Store or add.
     pub epilogue: Epilogue,
 }
@@ -59,11 +65,14 @@ impl Kernel for Bf16Matmul {
     type Args<'a> = Bf16MatmulArgs<'a>;
 
     fn check(args: &Bf16MatmulArgs<'_>) -> Result<(), KernelError> {
-        let (n, k) = (args.weight.out_features(), args.weight.in_features());
-        check_size(Self::NAME, "out_features", n, n.max(1))?;
-        check_size(Self::NAME, "in_features", k, k.max(1))?;
-        check_len(Self::NAME, "x", args.x.len(), args.num_rows * k)?;
-        check_len(Self::NAME, "y", args.y.len(), args.num_rows * n)
+        let k = args.products.first().map_or(0, |p| p.weight.in_features());
+        for product in &args.products {
+            let (n, own_k) = (product.weight.out_features(), product.weight.in_features());
+            check_size(Self::NAME, "out_features", n, n.max(1))?;
+            check_size(Self::NAME, "in_features", own_k, k.max(1))?;
+            check_len(Self::NAME, "y", product.y.len(), args.num_rows * n)?;
+        }
+        check_len(Self::NAME, "x", args.x.len(), args.num_rows * k)
     }
 
     fn host(device: &HostDevice, args: Bf16MatmulArgs<'_>) {
@@ -71,19 +80,18 @@ impl Kernel for Bf16Matmul {
     }
 
     fn cuda(device: &CudaDevice, args: Bf16MatmulArgs<'_>) -> Result<(), KernelError> {
-        let weights = args.weight.cuda.as_ref().ok_or(KernelError::WrongDevice {
-            kernel: Self::NAME,
-            argument: "weight",
-            expected: "cuda",
-        })?;
+        let products = args
+            .products
+            .iter()
+            .map(|product| SkinnyProduct::new(Self::NAME, product.weight.cuda.as_ref(), product.y));
         let matmul = SkinnyMatmul {
             kernel: Self::NAME,
-            weights,
+            products: &products.collect::<Result<Vec<_>, _>>()?,
             view: WeightView::Exact,
             num_rows: args.num_rows,
             epilogue: args.epilogue,
         };
-        matmul.run(device, args.x, args.y)
+        matmul.run(device, args.x)
     }
 }
 
@@ -94,21 +102,23 @@ type PanelSums = [[f32; LANES]; 2 * PANEL_ROWS];
 
 /// Cuts the output channels into tasks and runs them. A task owns its channels of every row.
 fn multiply(device: &HostDevice, isa: Isa, args: Bf16MatmulArgs<'_>) {
-    let (n, k) = (args.weight.out_features(), args.weight.in_features());
-    let x = &args.x.host()[..args.num_rows * k];
-    let y = &mut args.y.host_mut()[..args.num_rows * n];
-    for_each_channel_task(device, y, n, k, |tiles, y| {
-        simd::dispatch_on(
-            isa,
-            TilesTask {
-                x,
-                weight: &args.weight.tiles()[tiles.start * k * LANES..tiles.end * k * LANES],
-                y,
-                in_features: k,
-                epilogue: args.epilogue,
-            },
-        );
-    });
+    for Product { weight, y } in args.products {
+        let (n, k) = (weight.out_features(), weight.in_features());
+        let x = &args.x.host()[..args.num_rows * k];
+        let y = &mut y.host_mut()[..args.num_rows * n];
+        for_each_channel_task(device, y, n, k, |tiles, y| {
+            simd::dispatch_on(
+                isa,
+                TilesTask {
+                    x,
+                    weight: &weight.tiles()[tiles.start * k * LANES..tiles.end * k * LANES],
+                    y,
+                    in_features: k,
+                    epilogue: args.epilogue,
+                },
+            );
+        });
+    }
 }
 
 /// All rows times a run of tiles.

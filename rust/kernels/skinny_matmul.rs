@@ -1,7 +1,7 @@
 //! Launching the CUDA matmuls of `cuda/include/skinny_matmul.cuh`: what `bf16_matmul` and `w12_matmul` share.
 //!
-//! [`SkinnyConfig`] is the one home of tile and ring sizes. It may depend on the number of rows: how slices are shared
-//! out among blocks changes no sum, only [`SliceMap`] does, and that follows from K alone.
+//! [`SkinnyConfig`] is the one home of tile and ring sizes. It may depend on the number of rows and of matrices: how
+//! slices are shared out among blocks changes no sum, only [`SliceMap`] does, and that follows from K alone.
 
 use half::bf16;
 
@@ -15,6 +15,8 @@ use crate::device::cuda::{CudaDevice, KernelSource, Launch, Limits, Shape};
 use crate::device::{Buffer, Device};
 use crate::error::{DeviceError, KernelError};
 
+/// Matrices of one launch; `MAX_PARTS` of `slice_sums.cuh`.
+const MAX_PARTS: usize = 4;
 /// Rows that one launch multiplies at most.
 const MAX_ROWS: usize = 32;
 const WARP_LANES: usize = 32;
@@ -26,6 +28,30 @@ const SUM_BUFFERS: usize = 2;
 /// Slices of a ring beyond which nothing is gained.
 const MAX_RING_SLOTS: usize = 16;
 const BARRIER_BYTES: usize = 8;
+
+/// What the matrices of a launch have in common, and their tiles.
+#[derive(Clone, Copy, Debug)]
+struct Stack {
+    format: SliceFormat,
+    in_features: usize,
+    num_tiles: usize,
+}
+
+impl Stack {
+    fn of<'a>(matrices: impl Iterator<Item = &'a SkinnyWeights>) -> Self {
+        let mut stack = Self {
+            format: SliceFormat::Bf16,
+            in_features: 0,
+            num_tiles: 0,
+        };
+        for matrix in matrices {
+            stack.format = matrix.format;
+            stack.in_features = matrix.in_features;
+            stack.num_tiles += matrix.out_features.div_ceil(TILE_CHANNELS);
+        }
+        stack
+    }
+}
 
 /// How one multiplication is spread over a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,13 +70,8 @@ pub(super) struct SkinnyConfig {
 impl SkinnyConfig {
     /// Rows of the first of the launches that multiply `num_rows`: as many as leave shared memory for a ring. Slices, and
     /// so all sums, are the same whatever it is.
-    fn launch_rows(
-        weights: &SkinnyWeights,
-        view: WeightView,
-        num_rows: usize,
-        limits: Limits,
-    ) -> usize {
-        let fits = |rows: &usize| Self::choose(weights, view, *rows, limits).ring_slots > 0;
+    fn launch_rows(stack: Stack, view: WeightView, num_rows: usize, limits: Limits) -> usize {
+        let fits = |rows: &usize| Self::choose(stack, view, *rows, limits).ring_slots > 0;
         let most = num_rows.min(MAX_ROWS);
         let fewer = (1..most.div_ceil(8)).rev().map(|groups| 8 * groups);
         std::iter::once(most)
@@ -59,41 +80,39 @@ impl SkinnyConfig {
             .unwrap_or(most.min(8))
     }
 
-    fn choose(weights: &SkinnyWeights, view: WeightView, num_rows: usize, limits: Limits) -> Self {
+    fn choose(stack: Stack, view: WeightView, num_rows: usize, limits: Limits) -> Self {
         // Activations of two octets fit in registers up to 16 rows.
-        if num_rows <= 16 && SliceMap::of(weights.in_features).num_octets > 1 {
-            let config = Self::with_octets(2, weights, view, num_rows, limits);
+        if num_rows <= 16 && SliceMap::of(stack.in_features).num_octets > 1 {
+            let config = Self::with_octets(2, stack, view, num_rows, limits);
             if config.ring_slots > 0 {
                 return config;
             }
         }
-        Self::with_octets(1, weights, view, num_rows, limits)
+        Self::with_octets(1, stack, view, num_rows, limits)
     }
 
     fn with_octets(
         block_octets: usize,
-        weights: &SkinnyWeights,
+        stack: Stack,
         view: WeightView,
         num_rows: usize,
         limits: Limits,
     ) -> Self {
-        let map = SliceMap::of(weights.in_features);
+        let map = SliceMap::of(stack.in_features);
         let row_groups = num_rows.div_ceil(8);
         let num_groups = map.num_octets / block_octets;
         // Measured on an H200: above 16 rows W12's warps have no time to spare for a cluster's exchange, unless the
         // matrix is so small that its end is most of it.
-        let num_tiles = weights.out_features.div_ceil(TILE_CHANNELS);
-        let is_tight = weights.format == SliceFormat::W12 && row_groups > 2;
+        let is_tight = stack.format == SliceFormat::W12 && row_groups > 2;
         let in_cluster = limits.has_clusters
             && (2..=8).contains(&num_groups)
-            && (!is_tight || num_tiles <= limits.num_multiprocessors);
+            && (!is_tight || stack.num_tiles <= limits.num_multiprocessors);
         let cluster_blocks = if in_cluster { num_groups } else { 1 };
         let tile_bytes = match view {
-            WeightView::Exact => weights.format.tile_bytes(),
+            WeightView::Exact => stack.format.tile_bytes(),
             WeightView::Q => TILE_CHANNELS * TILE_COLUMNS,
         };
-        let slot_bytes =
-            weights.format.note_bytes() + map.slice_tiles() * tile_bytes + BARRIER_BYTES;
+        let slot_bytes = stack.format.note_bytes() + map.slice_tiles() * tile_bytes + BARRIER_BYTES;
         let buffers = SUM_BUFFERS * block_octets;
         let fixed = |inbox_slots: usize| {
             let sums = buffers * (OCTET * row_groups * 8 * SUM_ROW_BYTES + 2 * BARRIER_BYTES);
@@ -133,19 +152,28 @@ impl SkinnyConfig {
     }
 }
 
+/// `MatmulPart` of `slice_sums.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct MatmulPart {
+    weights: u64,
+    escape_starts: u64,
+    escapes: u64,
+    y: u64,
+    out_features: u32,
+    end_tile: u32,
+}
+
 /// `MatmulParams` of `slice_sums.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct MatmulParams {
-    weights: u64,
-    escape_starts: u64,
-    escapes: u64,
+    parts: [MatmulPart; MAX_PARTS],
     x: u64,
-    y: u64,
     octet_sums: u64,
     grid_barrier: u64,
     num_rows: u32,
-    out_features: u32,
+    num_tiles: u32,
     in_features: u32,
     num_octets: u32,
     log2_slices: u32,
@@ -238,23 +266,55 @@ pub fn multiply_rounded(
     check_len(kernel, "x", x.num_rows, num_rows)?;
     check_len(kernel, "y", y.len(), num_rows * weights.out_features)?;
     let at = x.values.cuda_address().ok_or(on_cuda("x"))?;
-    let y = y.cuda_address().ok_or(on_cuda("y"))?;
+    let product = SkinnyProduct {
+        weights,
+        y: y.cuda_address().ok_or(on_cuda("y"))?,
+    };
     let matmul = SkinnyMatmul {
         kernel,
-        weights,
+        products: &[product],
         view,
         num_rows,
         epilogue,
     };
     matmul
-        .launch_rounded(device, at, y)
+        .launch_rounded(device, at)
         .map_err(|source| KernelError::Device { kernel, source })
 }
 
-/// One multiplication.
+/// One matrix and where its products go.
+#[derive(Clone, Copy)]
+pub(super) struct SkinnyProduct<'a> {
+    pub(super) weights: &'a SkinnyWeights,
+    pub(super) y: u64,
+}
+
+impl<'a> SkinnyProduct<'a> {
+    /// `weights` with the address of `y`.
+    ///
+    /// # Errors
+    /// [`KernelError::WrongDevice`] when one of them is not on a GPU.
+    pub(super) fn new(
+        kernel: &'static str,
+        weights: Option<&'a SkinnyWeights>,
+        y: &Buffer<f32>,
+    ) -> Result<Self, KernelError> {
+        let on_cuda = |argument| KernelError::WrongDevice {
+            kernel,
+            argument,
+            expected: "cuda",
+        };
+        Ok(Self {
+            weights: weights.ok_or(on_cuda("weight"))?,
+            y: y.cuda_address().ok_or(on_cuda("y"))?,
+        })
+    }
+}
+
+/// Rows times matrices of one K and format.
 pub(super) struct SkinnyMatmul<'a> {
     pub(super) kernel: &'static str,
-    pub(super) weights: &'a SkinnyWeights,
+    pub(super) products: &'a [SkinnyProduct<'a>],
     pub(super) view: WeightView,
     pub(super) num_rows: usize,
     pub(super) epilogue: Epilogue,
@@ -265,78 +325,73 @@ impl SkinnyMatmul<'_> {
     ///
     /// # Errors
     /// [`KernelError::WrongDevice`], [`KernelError::Device`].
-    pub(super) fn run(
-        &self,
-        device: &CudaDevice,
-        x: &Buffer<f32>,
-        y: &mut Buffer<f32>,
-    ) -> Result<(), KernelError> {
-        let address = |argument, address: Option<u64>| {
-            address.ok_or(KernelError::WrongDevice {
-                kernel: self.kernel,
-                argument,
-                expected: "cuda",
-            })
-        };
-        let (x, y) = (
-            address("x", x.cuda_address())?,
-            address("y", y.cuda_address())?,
-        );
-        if self.num_rows == 0 {
+    pub(super) fn run(&self, device: &CudaDevice, x: &Buffer<f32>) -> Result<(), KernelError> {
+        let x = x.cuda_address().ok_or(KernelError::WrongDevice {
+            kernel: self.kernel,
+            argument: "x",
+            expected: "cuda",
+        })?;
+        if self.num_rows == 0 || self.products.is_empty() {
             return Ok(());
         }
-        self.launch_all(device, x, y)
+        self.launch_all(device, x)
             .map_err(|source| KernelError::Device {
                 kernel: self.kernel,
                 source,
             })
     }
 
-    fn launch_all(&self, device: &CudaDevice, x: u64, y: u64) -> Result<(), DeviceError> {
+    fn launch_all(&self, device: &CudaDevice, x: u64) -> Result<(), DeviceError> {
         let rounded_bytes = self.num_rows * self.rounded_row_bytes();
-        let scratch = device.scratch(self.sums_bytes() + rounded_bytes)?;
-        let rounded = scratch + self.sums_bytes() as u64;
+        let sums_bytes = self.sums_bytes();
+        let scratch = device.scratch(sums_bytes + rounded_bytes)?;
+        let rounded = scratch + sums_bytes as u64;
         self.round_rows(device, x, rounded)?;
-        self.launch_rounded(device, rounded, y)
+        self.launch_rounded(device, rounded)
+    }
+
+    fn in_features(&self) -> usize {
+        self.products[0].weights.in_features
     }
 
     /// Bytes of a row of activations as the matmul takes it.
     fn rounded_row_bytes(&self) -> usize {
-        self.weights.in_features.next_multiple_of(TILE_COLUMNS) * size_of::<bf16>()
+        self.in_features().next_multiple_of(TILE_COLUMNS) * size_of::<bf16>()
     }
 
-    /// Scratch for the octet sums.
+    /// Scratch for the octet sums of one launch.
     fn sums_bytes(&self) -> usize {
-        let num_channels = self.weights.out_features.next_multiple_of(TILE_CHANNELS);
-        let num_octets = SliceMap::of(self.weights.in_features).num_octets;
+        let launches = self.products.chunks(MAX_PARTS);
+        let num_tiles = launches.map(|parts| Stack::of(parts.iter().map(|p| p.weights)).num_tiles);
+        let num_channels = num_tiles.max().unwrap_or(0) * TILE_CHANNELS;
+        let num_octets = SliceMap::of(self.in_features()).num_octets;
         num_channels * num_octets * MAX_ROWS * size_of::<f32>()
     }
 
-    fn launch_rounded(&self, device: &CudaDevice, rounded: u64, y: u64) -> Result<(), DeviceError> {
+    fn launch_rounded(&self, device: &CudaDevice, rounded: u64) -> Result<(), DeviceError> {
         let scratch = device.scratch(self.sums_bytes())?;
-        let map = SliceMap::of(self.weights.in_features);
-        let mut first = 0;
-        while first < self.num_rows {
-            let left = self.num_rows - first;
-            let num_rows =
-                SkinnyConfig::launch_rows(self.weights, self.view, left, device.limits());
-            let row_bytes = self.weights.out_features * size_of::<f32>();
-            let params = MatmulParams {
-                x: rounded + (first * self.rounded_row_bytes()) as u64,
-                y: y + (first * row_bytes) as u64,
-                octet_sums: scratch,
-                grid_barrier: device.grid_barrier(),
-                ..self.params(map, num_rows)
-            };
-            self.launch(device, params)?;
-            first += num_rows;
+        for products in self.products.chunks(MAX_PARTS) {
+            let stack = Stack::of(products.iter().map(|product| product.weights));
+            let mut first = 0;
+            while first < self.num_rows {
+                let left = self.num_rows - first;
+                let num_rows = SkinnyConfig::launch_rows(stack, self.view, left, device.limits());
+                let params = MatmulParams {
+                    x: rounded + (first * self.rounded_row_bytes()) as u64,
+                    octet_sums: scratch,
+                    grid_barrier: device.grid_barrier(),
+                    ..self.params(products, first, num_rows)
+                };
+                self.launch(device, stack, params)?;
+                first += num_rows;
+            }
         }
         Ok(())
     }
 
     fn round_rows(&self, device: &CudaDevice, x: u64, rounded: u64) -> Result<(), DeviceError> {
         let function = device.function(self.source(), "round_rows")?;
-        let num_values = self.num_rows * self.weights.in_features;
+        let num_values = self.num_rows * self.in_features();
         let shape = Shape {
             num_blocks: num_values.div_ceil(512).min(1024) as u32,
             block_threads: 256,
@@ -347,7 +402,7 @@ impl SkinnyMatmul<'_> {
             x,
             rounded,
             num_rows: self.num_rows as u32,
-            in_features: self.weights.in_features as u32,
+            in_features: self.in_features() as u32,
         };
         let launch = Launch::new(&function, shape, device.limits().has_clusters);
         // SAFETY: `params` mirrors the kernel's; `check` saw that `x` holds the rows, and the scratch has room.
@@ -358,20 +413,38 @@ impl SkinnyMatmul<'_> {
         KernelSource::of(self.kernel)
     }
 
-    /// All but addresses of the activations, the result and the scratch.
-    fn params(&self, map: SliceMap, num_rows: usize) -> MatmulParams {
+    /// All but addresses of the activations and the scratch, for rows from `first` on.
+    fn params(
+        &self,
+        products: &[SkinnyProduct<'_>],
+        first: usize,
+        num_rows: usize,
+    ) -> MatmulParams {
         let at = |address: Option<u64>| address.unwrap_or(0);
+        let map = SliceMap::of(self.in_features());
+        let mut parts = [MatmulPart::default(); MAX_PARTS];
+        let mut num_tiles = 0;
+        for (part, product) in parts.iter_mut().zip(products) {
+            let weights = product.weights;
+            num_tiles += weights.out_features.div_ceil(TILE_CHANNELS);
+            let row_bytes = weights.out_features * size_of::<f32>();
+            *part = MatmulPart {
+                weights: at(weights.slices.cuda_address()),
+                escape_starts: at(weights.escape_starts.cuda_address()),
+                escapes: at(weights.escapes.cuda_address()),
+                y: product.y + (first * row_bytes) as u64,
+                out_features: weights.out_features as u32,
+                end_tile: num_tiles as u32,
+            };
+        }
         MatmulParams {
-            weights: at(self.weights.slices.cuda_address()),
-            escape_starts: at(self.weights.escape_starts.cuda_address()),
-            escapes: at(self.weights.escapes.cuda_address()),
+            parts,
             x: 0,
-            y: 0,
             octet_sums: 0,
             grid_barrier: 0,
             num_rows: num_rows as u32,
-            out_features: self.weights.out_features as u32,
-            in_features: self.weights.in_features as u32,
+            num_tiles: num_tiles as u32,
+            in_features: self.in_features() as u32,
             num_octets: map.num_octets as u32,
             log2_slices: map.num_slices().ilog2(),
             slice_tiles: map.slice_tiles() as u32,
@@ -383,11 +456,15 @@ impl SkinnyMatmul<'_> {
     }
 
     /// Launches one multiplication of up to 32 rows.
-    fn launch(&self, device: &CudaDevice, params: MatmulParams) -> Result<(), DeviceError> {
+    fn launch(
+        &self,
+        device: &CudaDevice,
+        stack: Stack,
+        params: MatmulParams,
+    ) -> Result<(), DeviceError> {
         let limits = device.limits();
-        let config =
-            SkinnyConfig::choose(self.weights, self.view, params.num_rows as usize, limits);
-        let name = config.kernel_name(self.weights.format, self.view);
+        let config = SkinnyConfig::choose(stack, self.view, params.num_rows as usize, limits);
+        let name = config.kernel_name(stack.format, self.view);
         let function = device.function(self.source(), &name)?;
         device.allow_shared_bytes(&function, config.shared_bytes)?;
         let mut shape = Shape {
@@ -396,13 +473,12 @@ impl SkinnyMatmul<'_> {
             shared_bytes: config.shared_bytes as u32,
             cluster_blocks: config.cluster_blocks as u32,
         };
-        let num_tiles = self.weights.out_features.div_ceil(TILE_CHANNELS);
         let num_blocks = if config.cluster_blocks > 1 {
             shape.num_blocks = shape.cluster_blocks;
             let max_clusters = Launch::new(&function, shape, false).max_clusters(device)?;
-            max_clusters.min(num_tiles) * config.cluster_blocks
+            max_clusters.min(stack.num_tiles) * config.cluster_blocks
         } else {
-            let num_units = num_tiles * params.num_octets as usize / config.block_octets;
+            let num_units = stack.num_tiles * params.num_octets as usize / config.block_octets;
             limits.num_multiprocessors.min(num_units)
         };
         shape.num_blocks = num_blocks as u32;
@@ -413,7 +489,7 @@ impl SkinnyMatmul<'_> {
             ..params
         };
         let launch = Launch::new(&function, shape, limits.has_clusters);
-        // SAFETY: `params` mirrors the kernel's. Weights, result and scratch are as long as the shape asks: the packer,
+        // SAFETY: `params` mirrors the kernel's. Weights, results and scratch are as long as the shapes ask: the packer,
         // `check` and `launch_all` saw to that. No more blocks than the GPU holds at a time, so they may wait for each
         // other.
         unsafe { launch.run(device, &params) }
@@ -447,11 +523,11 @@ mod tests {
                     (&w12, WeightView::Exact),
                     (&w12, WeightView::Q),
                 ] {
+                    let stack = Stack::of([weights, weights].into_iter());
                     for num_rows in 1..=MAX_ROWS {
-                        let launch_rows =
-                            SkinnyConfig::launch_rows(weights, view, num_rows, limits);
+                        let launch_rows = SkinnyConfig::launch_rows(stack, view, num_rows, limits);
                         assert!(launch_rows == num_rows || launch_rows.is_multiple_of(8));
-                        let config = SkinnyConfig::choose(weights, view, launch_rows, limits);
+                        let config = SkinnyConfig::choose(stack, view, launch_rows, limits);
                         assert!(config.shared_bytes <= block_shared_bytes, "{config:?}");
                         assert!(
                             config.ring_slots >= 1,

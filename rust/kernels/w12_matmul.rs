@@ -11,13 +11,13 @@
 use std::iter::repeat;
 use std::ops::Range;
 
-use super::bf16_matmul::{Epilogue, K_BLOCK};
+use super::bf16_matmul::{Epilogue, K_BLOCK, Product};
 use super::channel_tasks::for_each_channel_task;
 pub(crate) use super::packed_w12::EscapedWeight;
 use super::packed_w12::{LaneWords, PIECE_COLUMNS};
 pub use super::packed_w12::{PackedW12, WeightView};
 use super::simd::{self, Isa, LANES, Lanes, Task, Words};
-use super::skinny_matmul::SkinnyMatmul;
+use super::skinny_matmul::{SkinnyMatmul, SkinnyProduct};
 use super::{Kernel, check_len, check_size};
 use crate::device::cuda::CudaDevice;
 use crate::device::{Buffer, HostDevice};
@@ -29,10 +29,8 @@ pub struct W12MatmulArgs<'a> {
     pub x: &'a Buffer<f32>,
     /// Rows to multiply.
     pub num_rows: usize,
-    /// Weights `[out_features, in_features]`.
-    pub weight: &'a PackedW12,
-    /// Result `[num_rows, out_features]`.
-    pub y: &'a mut Buffer<f32>,
+    /// Matrices of one K, each with its own result; which of them are multiplied together shows in none.
+    pub products: Vec<Product<'a, PackedW12>>,
     /// Store or add.
     pub epilogue: Epilogue,
     /// Exact weights or their 8-bit view.
@@ -47,14 +45,17 @@ impl Kernel for W12Matmul {
     type Args<'a> = W12MatmulArgs<'a>;
 
     fn check(args: &W12MatmulArgs<'_>) -> Result<(), KernelError> {
-        let (n, k) = (args.weight.out_features(), args.weight.in_features());
-        check_size(Self::NAME, "out_features", n, n.max(1))?;
-        check_size(Self::NAME, "in_features", k, k.max(1))?;
-        if args.view == WeightView::Exact && !args.weight.is_exact() {
-            return Err(KernelError::QViewOnly { kernel: Self::NAME });
+        let k = args.products.first().map_or(0, |p| p.weight.in_features());
+        for product in &args.products {
+            let (n, own_k) = (product.weight.out_features(), product.weight.in_features());
+            check_size(Self::NAME, "out_features", n, n.max(1))?;
+            check_size(Self::NAME, "in_features", own_k, k.max(1))?;
+            if args.view == WeightView::Exact && !product.weight.is_exact() {
+                return Err(KernelError::QViewOnly { kernel: Self::NAME });
+            }
+            check_len(Self::NAME, "y", product.y.len(), args.num_rows * n)?;
         }
-        check_len(Self::NAME, "x", args.x.len(), args.num_rows * k)?;
-        check_len(Self::NAME, "y", args.y.len(), args.num_rows * n)
+        check_len(Self::NAME, "x", args.x.len(), args.num_rows * k)
     }
 
     fn host(device: &HostDevice, args: W12MatmulArgs<'_>) {
@@ -62,19 +63,18 @@ impl Kernel for W12Matmul {
     }
 
     fn cuda(device: &CudaDevice, args: W12MatmulArgs<'_>) -> Result<(), KernelError> {
-        let weights = args.weight.cuda.as_ref().ok_or(KernelError::WrongDevice {
-            kernel: Self::NAME,
-            argument: "weight",
-            expected: "cuda",
-        })?;
+        let products = args
+            .products
+            .iter()
+            .map(|product| SkinnyProduct::new(Self::NAME, product.weight.cuda.as_ref(), product.y));
         let matmul = SkinnyMatmul {
             kernel: Self::NAME,
-            weights,
+            products: &products.collect::<Result<Vec<_>, _>>()?,
             view: args.view,
             num_rows: args.num_rows,
             epilogue: args.epilogue,
         };
-        matmul.run(device, args.x, args.y)
+        matmul.run(device, args.x)
     }
 }
 
@@ -87,22 +87,24 @@ type Sums = [[f32; LANES]; 2 * PANEL_ROWS];
 
 /// Cuts the output channels into tasks and runs them. A task owns its channels of every row.
 fn multiply(device: &HostDevice, isa: Isa, args: W12MatmulArgs<'_>) {
-    let (n, k) = (args.weight.out_features(), args.weight.in_features());
-    let x = &args.x.host()[..args.num_rows * k];
-    let y = &mut args.y.host_mut()[..args.num_rows * n];
-    for_each_channel_task(device, y, n, k, |tiles, y| {
-        simd::dispatch_on(
-            isa,
-            TilesTask {
-                x,
-                weight: args.weight,
-                tiles,
-                y,
-                epilogue: args.epilogue,
-                view: args.view,
-            },
-        );
-    });
+    for Product { weight, y } in args.products {
+        let (n, k) = (weight.out_features(), weight.in_features());
+        let x = &args.x.host()[..args.num_rows * k];
+        let y = &mut y.host_mut()[..args.num_rows * n];
+        for_each_channel_task(device, y, n, k, |tiles, y| {
+            simd::dispatch_on(
+                isa,
+                TilesTask {
+                    x,
+                    weight,
+                    tiles,
+                    y,
+                    epilogue: args.epilogue,
+                    view: args.view,
+                },
+            );
+        });
+    }
 }
 
 /// All rows times a run of tiles.

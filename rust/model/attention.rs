@@ -27,20 +27,17 @@ pub(super) fn forward(
     // With an output gate each head's row block is [query | gate] (targets.md 0.2).
     let q_stride = head_dim * if attention.output_gate { 2 } else { 1 };
 
-    context.multiply(&weights.v_proj, normed, &mut tail.v, Epilogue::Store)?;
+    let (q, k) = match attention.qk_norm {
+        true => (&mut workspace.q_projected, &mut workspace.k_projected),
+        false => (&mut workspace.q, &mut tail.k),
+    };
+    let products = [
+        (&weights.q_proj, q),
+        (&weights.k_proj, k),
+        (&weights.v_proj, &mut tail.v),
+    ];
+    context.multiply_together(normed, products)?;
     if attention.qk_norm {
-        context.multiply(
-            &weights.q_proj,
-            normed,
-            &mut workspace.q_projected,
-            Epilogue::Store,
-        )?;
-        context.multiply(
-            &weights.k_proj,
-            normed,
-            &mut workspace.k_projected,
-            Epilogue::Store,
-        )?;
         for (x, x_stride, heads, weight, y) in [
             (
                 &workspace.q_projected,
@@ -71,9 +68,6 @@ pub(super) fn forward(
                 },
             )?;
         }
-    } else {
-        context.multiply(&weights.q_proj, normed, &mut workspace.q, Epilogue::Store)?;
-        context.multiply(&weights.k_proj, normed, &mut tail.k, Epilogue::Store)?;
     }
     for (x, num_heads) in [
         (&mut workspace.q, attention.num_heads),

@@ -9,7 +9,7 @@ use crate::cache::slots::SequenceCaches;
 use crate::device::{Buffer, Device, Graphs, Staged};
 use crate::error::{DeviceError, KernelError, Result};
 use crate::kernels::Kernel;
-use crate::kernels::bf16_matmul::Epilogue;
+use crate::kernels::bf16_matmul::{Epilogue, Product};
 use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
 use crate::kernels::lm_head_screen::{HeadScores, ScreenedHead};
 use crate::kernels::paths::{LaunchKey, RowPaths};
@@ -18,7 +18,7 @@ use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use crate::kernels::sample_rows::RowSampler;
 use crate::kernels::tree_attention;
 use crate::kernels::w12_matmul::WeightView;
-use crate::weights::Linear;
+use crate::weights::linear::{Linear, multiply_together};
 
 use super::config::ModelConfig;
 use super::head::{Head, HeadPath, TokenChoices};
@@ -360,6 +360,17 @@ impl LayerContext<'_> {
         epilogue: Epilogue,
     ) -> Result<(), KernelError> {
         weight.forward_through(self.view, self.device, x, self.num_rows, y, epilogue)
+    }
+
+    /// `y = x Wᵀ` of several matrices of one K, for all rows.
+    pub(super) fn multiply_together<const N: usize>(
+        &self,
+        x: &Buffer<f32>,
+        products: [(&Linear, &mut Buffer<f32>); N],
+    ) -> Result<(), KernelError> {
+        let products = products.map(|(weight, y)| Product { weight, y });
+        let store = Epilogue::Store;
+        multiply_together(self.view, self.device, x, self.num_rows, products, store)
     }
 
     fn forward(

@@ -19,26 +19,13 @@ pub(super) fn forward(
     tail: &mut GatedDeltaTail,
 ) -> Result<(), KernelError> {
     let device = context.device;
-    let normed = &workspace.normed;
-    context.multiply(&weights.in_proj_qkv, normed, &mut tail.qkv, Epilogue::Store)?;
-    context.multiply(
-        &weights.in_proj_z,
-        normed,
-        &mut workspace.z,
-        Epilogue::Store,
-    )?;
-    context.multiply(
-        &weights.in_proj_a,
-        normed,
-        &mut workspace.a,
-        Epilogue::Store,
-    )?;
-    context.multiply(
-        &weights.in_proj_b,
-        normed,
-        &mut workspace.b,
-        Epilogue::Store,
-    )?;
+    let products = [
+        (&weights.in_proj_qkv, &mut tail.qkv),
+        (&weights.in_proj_z, &mut workspace.z),
+        (&weights.in_proj_a, &mut workspace.a),
+        (&weights.in_proj_b, &mut workspace.b),
+    ];
+    context.multiply_together(&workspace.normed, products)?;
     let gdn = context.caches.gdn();
     GdnWy::run(
         device,

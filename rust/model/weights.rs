@@ -12,7 +12,7 @@ use super::tensor_role::TensorRole as Role;
 use crate::device::{Buffer, Device};
 use crate::error::{CheckpointError, KernelError, Result};
 use crate::kernels::Kernel;
-use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16};
+use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16, Product};
 use crate::options::WeightFormat;
 use crate::weights::{GatedMlp, Linear, WeightLoader, WeightSource};
 
@@ -158,8 +158,10 @@ impl DecoderWeights {
                 Bf16MatmulArgs {
                     x: hidden,
                     num_rows,
-                    weight: &self.embed,
-                    y: logits,
+                    products: vec![Product {
+                        weight: &self.embed,
+                        y: logits,
+                    }],
                     epilogue: Epilogue::Store,
                 },
             ),

@@ -155,7 +155,7 @@ pub struct TreePlan {
     /// work, parents per position.
     pub width: usize,
     /// Drafts stop where a confidence head's estimate that the path is accepted so far falls below this; 0 = nowhere.
-    pub min_confidence: f32,
+    pub min_confidence: f64,
     /// Trees stop growing where more rows stop paying; `None` = they always grow to `tree_nodes`.
     pub verify_costs: Option<VerifyCosts>,
 }
@@ -196,6 +196,11 @@ impl VerifyCosts {
     /// Rows that the table covers; a tree has no more.
     pub fn max_rows(&self) -> usize {
         self.0.len()
+    }
+
+    /// The costs of 1, 2, ... rows.
+    pub fn of_rows(&self) -> &[f64] {
+        &self.0
     }
 
     /// How many rows of a tree, of rows with these scores in this order (the root's first), commit most per cost, below

@@ -14,7 +14,7 @@ use crate::drafter::config::DrafterConfig;
 use crate::engine::{self, Record};
 use crate::error::{DeviceError, InternalError, Result};
 use crate::model::ModelConfig;
-use crate::options::speculation::{SpeculationPlan, TreePlan};
+use crate::options::speculation::{SpeculationPlan, TreePlan, VerifyCosts};
 use crate::options::{EngineOptions, PromptLookup};
 use crate::plan::footprint::ACTIVATION_DTYPE;
 use crate::planted::PlantedPair;
@@ -388,6 +388,10 @@ impl Description {
         dict.set_item("q_head", has_q_passes.then(|| speculation.q_head.name()))?;
         let draft_lengths = sizes(py, speculation, |tree| tree.num_draft_tokens)?;
         dict.set_item("num_speculative_tokens", draft_lengths)?;
+        let min_confidence = speculation.trees[0].min_confidence;
+        dict.set_item("min_confidence", speculating.then_some(min_confidence))?;
+        let verify_costs = speculation.trees[0].verify_costs.as_ref();
+        dict.set_item("verify_costs", verify_costs.map(VerifyCosts::of_rows))?;
         Ok(dict)
     }
 }

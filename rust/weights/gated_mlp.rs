@@ -1,10 +1,10 @@
 //! The gated MLP of every decoder here, target or drafter: `down(silu(gate(x)) * up(x))`.
 
-use super::Linear;
+use super::linear::{Linear, multiply_together};
 use crate::device::{Buffer, Device};
 use crate::error::KernelError;
 use crate::kernels::Kernel;
-use crate::kernels::bf16_matmul::Epilogue;
+use crate::kernels::bf16_matmul::{Epilogue, Product};
 use crate::kernels::gate::{Gate, GateArgs, GateKind};
 use crate::kernels::w12_matmul::WeightView;
 
@@ -39,11 +39,17 @@ impl GatedMlp {
         gate: &mut Buffer<f32>,
         up: &mut Buffer<f32>,
     ) -> Result<(), KernelError> {
-        let store = Epilogue::Store;
-        self.gate_proj
-            .forward_through(view, device, x, num_rows, gate, store)?;
-        self.up_proj
-            .forward_through(view, device, x, num_rows, up, store)?;
+        let products = [
+            Product {
+                weight: &self.gate_proj,
+                y: &mut *gate,
+            },
+            Product {
+                weight: &self.up_proj,
+                y: &mut *up,
+            },
+        ];
+        multiply_together(view, device, x, num_rows, products, Epilogue::Store)?;
         let width = self.gate_proj.out_features();
         Gate::run(
             device,

@@ -7,7 +7,7 @@
 use crate::device::{Buffer, Device};
 use crate::error::KernelError;
 use crate::kernels::Kernel;
-use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16};
+use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16, Product};
 use crate::kernels::w12_matmul::{PackedW12, W12Matmul, W12MatmulArgs, WeightView};
 
 /// A weight matrix `[out_features, in_features]`.
@@ -28,6 +28,54 @@ pub enum Linear {
         /// The Q view alone.
         q_view: PackedW12,
     },
+}
+
+/// The weights behind a view of a matrix.
+enum InView<'a> {
+    Bf16(&'a PackedBf16),
+    W12(&'a PackedW12),
+}
+
+/// Multiplies the first `num_rows` rows of `x` by several matrices of one K through `view`, each into its own result:
+/// one launch where they have one format, and the bits of one call for each.
+///
+/// # Errors
+/// [`KernelError`] when a buffer is too short.
+pub fn multiply_together<'a>(
+    view: WeightView,
+    device: &Device,
+    x: &'a Buffer<f32>,
+    num_rows: usize,
+    products: impl IntoIterator<Item = Product<'a, Linear>>,
+    epilogue: Epilogue,
+) -> Result<(), KernelError> {
+    let (mut bf16, mut w12) = (Vec::new(), Vec::new());
+    for Product { weight, y } in products {
+        match weight.in_view(view) {
+            InView::Bf16(weight) => bf16.push(Product { weight, y }),
+            InView::W12(weight) => w12.push(Product { weight, y }),
+        }
+    }
+    if !bf16.is_empty() {
+        let args = Bf16MatmulArgs {
+            x,
+            num_rows,
+            products: bf16,
+            epilogue,
+        };
+        Bf16Matmul::run(device, args)?;
+    }
+    if !w12.is_empty() {
+        let args = W12MatmulArgs {
+            x,
+            num_rows,
+            products: w12,
+            epilogue,
+            view,
+        };
+        W12Matmul::run(device, args)?;
+    }
+    Ok(())
 }
 
 impl Linear {
@@ -59,31 +107,8 @@ impl Linear {
         y: &mut Buffer<f32>,
         epilogue: Epilogue,
     ) -> Result<(), KernelError> {
-        match (self, view) {
-            (Self::Bf16(weight), _)
-            | (Self::Bf16WithQView { exact: weight, .. }, WeightView::Exact) => Bf16Matmul::run(
-                device,
-                Bf16MatmulArgs {
-                    x,
-                    num_rows,
-                    weight,
-                    y,
-                    epilogue,
-                },
-            ),
-            (Self::W12(weight), _)
-            | (Self::Bf16WithQView { q_view: weight, .. }, WeightView::Q) => W12Matmul::run(
-                device,
-                W12MatmulArgs {
-                    x,
-                    num_rows,
-                    weight,
-                    y,
-                    epilogue,
-                    view,
-                },
-            ),
-        }
+        let product = Product { weight: self, y };
+        multiply_together(view, device, x, num_rows, [product], epilogue)
     }
 
     /// The packed BF16 weights, where that is the format.
@@ -91,6 +116,18 @@ impl Linear {
         match self {
             Self::Bf16(weight) | Self::Bf16WithQView { exact: weight, .. } => Some(weight),
             Self::W12(_) => None,
+        }
+    }
+
+    /// What `view` reads of it.
+    fn in_view(&self, view: WeightView) -> InView<'_> {
+        match (self, view) {
+            (Self::Bf16(weight), _)
+            | (Self::Bf16WithQView { exact: weight, .. }, WeightView::Exact) => {
+                InView::Bf16(weight)
+            }
+            (Self::W12(weight), _)
+            | (Self::Bf16WithQView { q_view: weight, .. }, WeightView::Q) => InView::W12(weight),
         }
     }
 

@@ -49,6 +49,35 @@ def test_a_row_has_one_result(n: int, k: int, escape_rate: float) -> None:
             np.testing.assert_array_equal(got, whole[rows])
 
 
+# Channels of matrices multiplied together, with their formats; the last has more than one launch takes.
+TOGETHER = [
+    [(34, "w12"), (5, "w12"), (160, "w12")],
+    [(2048, "bf16"), (96, "bf16"), (17, "bf16")],
+    [(96, "w12"), (48, "bf16"), (48, "bf16"), (2100, "w12")],
+    [(16, "w12")] * 3 + [(7, "w12"), (40, "w12"), (33, "w12")],
+]
+
+
+@pytest.mark.parametrize("matrices", TOGETHER)
+@pytest.mark.parametrize("k", [250, 2560, 5120, 17408])
+def test_matrices_multiplied_together_keep_their_bits(matrices: list[tuple[int, str]], k: int) -> None:
+    rng = np.random.default_rng([k, len(matrices)])
+    # The second is crowded with escapes, so that notes of more than one matrix point to lists of their own.
+    stacked = [(weights(rng, n, k, (4e-4, 4e-3)[i % 2]), name) for i, (n, name) in enumerate(matrices)]
+    x = rng.normal(size=(64, k)).astype(np.float32)
+    kernel = {"w12": kernels.w12_matmul, "bf16": kernels.bf16_matmul}
+    alone = [kernel[name](x, weight, device="cuda") for weight, name in stacked]
+    coarse = [
+        kernels.w12_matmul(x, weight, q_view=True, device="cuda") if name == "w12" else exact
+        for (weight, name), exact in zip(stacked, alone, strict=True)
+    ]
+    for num_rows in (1, 9, 20, 32, 64):
+        for want, q_view in ((alone, False), (coarse, True)):
+            together = kernels.multiply_together(x[:num_rows], stacked, q_view=q_view, device="cuda")
+            for got, whole in zip(together, want, strict=True):
+                np.testing.assert_array_equal(got, whole[:num_rows])
+
+
 def test_views_and_residual_agree_with_the_host() -> None:
     rng = np.random.default_rng(7)
     weight = weights(rng, 96, 5120, 4e-4)

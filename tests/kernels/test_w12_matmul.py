@@ -119,3 +119,14 @@ def test_matrices_that_stay_bf16_and_wrong_widths_are_refused():
     weight[3, 5] = 0x7F80
     with pytest.raises(ValueError, match="channel 3 holds NaN or infinity"):
         kernels.w12_matmul(x, weight)
+
+
+@pytest.mark.parametrize("formats", [["w12"], ["w12", "w12"], ["bf16", "w12", "bf16"], ["w12"] * 6])
+@pytest.mark.parametrize("view", [False, True])
+def test_matrices_multiplied_together_keep_their_bits(formats, view):
+    matrices = [(problem(7, 31 * i + 47, 300, i, num_escapes=30)[1], name) for i, name in enumerate(formats)]
+    x, _ = problem(7, 1, 300)
+    together = kernels.multiply_together(x, matrices, q_view=view)
+    for got, (weight, name) in zip(together, matrices, strict=True):
+        want = kernels.w12_matmul(x, weight, q_view=view) if name == "w12" else kernels.bf16_matmul(x, weight)
+        same_bits(got, want)

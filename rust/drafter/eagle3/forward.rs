@@ -3,6 +3,7 @@
 use super::weights::Eagle3Weights;
 use crate::device::{Buffer, Device, Staged};
 use crate::drafter::config::Eagle3Config;
+use crate::drafter::weights::multiply_all;
 use crate::error::Result;
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Epilogue, PackedBf16};
@@ -174,13 +175,11 @@ impl Layer<'_> {
                 y: &mut entry.joined,
             },
         )?;
-        let (x, store) = (&entry.joined, Epilogue::Store);
-        weights
-            .k_proj
-            .forward(device, x, num_rows, &mut entry.k, store)?;
-        weights
-            .v_proj
-            .forward(device, x, num_rows, &mut entry.v, store)?;
+        let products = [
+            (&weights.k_proj, &mut entry.k),
+            (&weights.v_proj, &mut entry.v),
+        ];
+        multiply_all(device, &entry.joined, num_rows, products)?;
         self.rotate(&mut entry.k, config.num_kv_heads, &entry.lists.positions)
     }
 

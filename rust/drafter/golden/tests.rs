@@ -266,7 +266,7 @@ fn confident_chain(
     token_id: u32,
     position: usize,
     num_draft_tokens: usize,
-    min_confidence: f32,
+    min_confidence: f64,
 ) -> Vec<u32> {
     let Target {
         weights, device, ..

@@ -46,8 +46,10 @@ impl Problem {
         let args = Bf16MatmulArgs {
             x: &Buffer::from_slice(x),
             num_rows: rows.len(),
-            weight: &weight,
-            y: &mut y,
+            products: vec![Product {
+                weight: &weight,
+                y: &mut y,
+            }],
             epilogue: Epilogue::Store,
         };
         Bf16Matmul::check(&args).expect("buffers fit");
@@ -178,8 +180,10 @@ fn adding_to_the_output_rounds_once_more() {
     let args = Bf16MatmulArgs {
         x: &Buffer::from_slice(&problem.x),
         num_rows: 3,
-        weight: &weight,
-        y: &mut y,
+        products: vec![Product {
+            weight: &weight,
+            y: &mut y,
+        }],
         epilogue: Epilogue::AddToOutput,
     };
     Bf16Matmul::run(&device, args).expect("buffers fit");

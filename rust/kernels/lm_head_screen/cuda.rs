@@ -9,7 +9,7 @@ use super::{HeadScores, LmHeadScreen, LmHeadScreenArgs, most_survivors};
 use crate::device::cuda::{CudaDevice, Limits, Shape};
 use crate::error::KernelError;
 use crate::kernels::Kernel;
-use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue};
+use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, Product};
 use crate::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
 use crate::kernels::launcher::Launcher;
 use crate::kernels::skinny_weights::{OCTET, SliceMap, TILE_COLUMNS};
@@ -327,8 +327,10 @@ fn decide_densely(device: &CudaDevice, mut args: LmHeadScreenArgs<'_>) -> Result
     let matmul = Bf16MatmulArgs {
         x: args.x,
         num_rows,
-        weight: args.exact,
-        y: &mut *args.dense_logits,
+        products: vec![Product {
+            weight: args.exact,
+            y: &mut *args.dense_logits,
+        }],
         epilogue: Epilogue::Store,
     };
     Bf16Matmul::cuda(device, matmul)?;

@@ -2,7 +2,7 @@
 
 use super::super::Kernel;
 use super::super::bf16_matmul::{
-    Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16, TilePair, multiply_tile_pairs,
+    Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16, Product, TilePair, multiply_tile_pairs,
 };
 use super::super::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
 use super::super::masked_ids::MaskedIds;
@@ -132,8 +132,10 @@ pub(super) fn decide_densely(
         Bf16MatmulArgs {
             x: &Buffer::from_slice(&x),
             num_rows: rows.len(),
-            weight: problem.exact,
-            y: logits,
+            products: vec![Product {
+                weight: problem.exact,
+                y: logits,
+            }],
             epilogue: Epilogue::Store,
         },
     );

@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::super::Kernel;
-use super::super::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue};
+use super::super::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, Product};
 use super::super::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
 use super::super::masked_ids::MaskedIds;
 use super::*;
@@ -136,8 +136,10 @@ impl Problem {
         let args = Bf16MatmulArgs {
             x: &Buffer::from_slice(&self.x),
             num_rows: self.num_rows(),
-            weight: exact,
-            y: &mut logits,
+            products: vec![Product {
+                weight: exact,
+                y: &mut logits,
+            }],
             epilogue: Epilogue::Store,
         };
         Bf16Matmul::host(device, args);

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::device::Device;
 use crate::device::HostDevice;
-use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, PackedBf16};
+use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, PackedBf16, Product};
 use crate::weights::w12::{Encoding, W12Matrix, encode};
 
 const ISAS: [Isa; 3] = [Isa::Avx512, Isa::Avx2, Isa::Portable];
@@ -86,13 +86,13 @@ impl Problem {
         let host = HostDevice::new(Some(num_threads)).expect("threads");
         let nan = vec![f32::NAN; rows.len() * self.out_features];
         let mut y = Buffer::from_slice(residual.unwrap_or(&nan));
+        let weight = &self.matrix.pack();
         let args = W12MatmulArgs {
             x: &Buffer::from_slice(
                 &self.x[rows.start * self.in_features..rows.end * self.in_features],
             ),
             num_rows: rows.len(),
-            weight: &self.matrix.pack(),
-            y: &mut y,
+            products: vec![Product { weight, y: &mut y }],
             epilogue: residual.map_or(Epilogue::Store, |_| Epilogue::AddToOutput),
             view,
         };
@@ -105,11 +105,11 @@ impl Problem {
     fn bf16(&self, residual: Option<&[f32]>, weights: &[bf16]) -> Vec<f32> {
         let nan = vec![f32::NAN; self.num_rows * self.out_features];
         let mut y = Buffer::from_slice(residual.unwrap_or(&nan));
+        let weight = &PackedBf16::pack(weights, self.out_features, self.in_features);
         let args = Bf16MatmulArgs {
             x: &Buffer::from_slice(&self.x),
             num_rows: self.num_rows,
-            weight: &PackedBf16::pack(weights, self.out_features, self.in_features),
-            y: &mut y,
+            products: vec![Product { weight, y: &mut y }],
             epilogue: residual.map_or(Epilogue::Store, |_| Epilogue::AddToOutput),
         };
         Bf16Matmul::run(&Device::host(Some(1)).expect("threads"), args).expect("buffers fit");
@@ -278,8 +278,10 @@ fn short_buffers_are_refused() {
             W12MatmulArgs {
                 x: &device.try_alloc(x_len).unwrap(),
                 num_rows: 2,
-                weight: &problem.matrix.pack(),
-                y: &mut device.try_alloc(y_len).unwrap(),
+                products: vec![Product {
+                    weight: &problem.matrix.pack(),
+                    y: &mut device.try_alloc(y_len).unwrap(),
+                }],
                 epilogue: Epilogue::Store,
                 view: WeightView::Exact,
             },

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use super::{buffer_on, device_named, packed_on, refused};
 use crate::error::Error;
 use crate::kernels::Kernel;
-use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue};
+use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, Product};
 
 /// `x @ weight.T`, added to `residual` where there is one, on `device`.
 #[pyfunction]
@@ -41,8 +41,10 @@ pub(super) fn bf16_matmul<'py>(
     let args = Bf16MatmulArgs {
         x: &x,
         num_rows,
-        weight: &weight,
-        y: &mut y,
+        products: vec![Product {
+            weight: &weight,
+            y: &mut y,
+        }],
         epilogue,
     };
     let run = || Bf16Matmul::run(&device, args);

@@ -15,6 +15,7 @@ mod gather_taps;
 mod gdn_fold;
 mod gdn_wy;
 mod greedy_argmax;
+mod linear;
 mod lm_head_screen;
 mod plant_matrix;
 mod rms_norm;
@@ -68,6 +69,8 @@ pub(super) mod kernels_module {
     use super::gdn_wy::{gdn_anchor_of, gdn_wy};
     #[pymodule_export]
     use super::greedy_argmax::greedy_argmax;
+    #[pymodule_export]
+    use super::linear::multiply_together;
     #[pymodule_export]
     use super::lm_head_screen::{has_byte_products, lm_head_intervals, lm_head_screen};
     #[pymodule_export]

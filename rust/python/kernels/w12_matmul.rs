@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use super::{buffer_on, device_named, refused};
 use crate::error::Error;
 use crate::kernels::Kernel;
-use crate::kernels::bf16_matmul::Epilogue;
+use crate::kernels::bf16_matmul::{Epilogue, Product};
 use crate::kernels::w12_matmul::{W12Matmul, W12MatmulArgs, WeightView};
 use crate::python::w12::encode_array;
 use crate::weights::w12::Encoding;
@@ -48,8 +48,10 @@ pub(super) fn w12_matmul<'py>(
     let args = W12MatmulArgs {
         x: &x,
         num_rows,
-        weight: &weight,
-        y: &mut y,
+        products: vec![Product {
+            weight: &weight,
+            y: &mut y,
+        }],
         epilogue,
         view: if q_view {
             WeightView::Q
