@@ -22,6 +22,8 @@ pub struct EngineOptions {
     pub device: String,
     /// How the target's linear layers are held: `auto`, `bf16` or `w12`.
     pub weight_format: String,
+    /// Which kernels the target runs on: `lossless` or `stock`; see [`KernelSet`].
+    pub kernels: String,
     /// How greedy tokens are found: `auto`, `dense` or `screened`.
     pub head: String,
     /// Context limit in tokens; `None` = the model's.
@@ -125,6 +127,38 @@ impl WeightFormat {
     }
 }
 
+/// The kernels of the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelSet {
+    /// Row-invariant ones: speculation changes no token.
+    Lossless,
+    /// cuBLASLt, a dense head and a recurrence token by token, as stock engines run them. A baseline to measure against,
+    /// outside the promise: sums depend on the number of rows.
+    Stock,
+}
+
+impl KernelSet {
+    /// The set of this name.
+    ///
+    /// # Errors
+    /// [`OptionError::Value`] for a name that is none.
+    pub fn named(name: &str) -> Result<Self, OptionError> {
+        one_of("kernels", name, &["lossless", "stock"])?;
+        Ok(match name {
+            "stock" => Self::Stock,
+            _ => Self::Lossless,
+        })
+    }
+
+    /// The value of the option `kernels`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Lossless => "lossless",
+            Self::Stock => "stock",
+        }
+    }
+}
+
 impl EngineOptions {
     /// Checks each option alone.
     ///
@@ -134,6 +168,7 @@ impl EngineOptions {
         one_of("dtype", &self.dtype, &["auto", "float32"])?;
         DeviceChoice::named(&self.device)?;
         WeightFormat::named(&self.weight_format)?;
+        KernelSet::named(&self.kernels)?;
         one_of("head", &self.head, &["auto", "dense", "screened"])?;
         one_of("q_head", &self.q_head, &["auto", "exact", "int8"])?;
         let value = |option, expected: &str, got: String| {

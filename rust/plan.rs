@@ -11,10 +11,12 @@ pub mod deployment;
 pub mod footprint;
 pub mod size;
 mod speculation;
+mod stock;
 pub mod weight_bytes;
 
 use std::fmt;
 
+use crate::cache::gdn_state::Recurrence;
 use crate::cache::slots::LayerCache;
 use crate::device::Backend;
 use crate::drafter::config::DrafterConfig;
@@ -25,7 +27,7 @@ use crate::kernels::tree_attention::KV_BLOCK;
 use crate::model::config::{MixerKind, ModelConfig};
 use crate::model::head::HeadPath;
 use crate::options::speculation::SpeculationPlan;
-use crate::options::{DeviceChoice, EngineOptions};
+use crate::options::{DeviceChoice, EngineOptions, KernelSet};
 use budget::Budget;
 use footprint::{Footprint, kv_shape};
 
@@ -41,6 +43,8 @@ pub struct Limits {
     pub max_num_seqs: usize,
     /// Most rows of one forward.
     pub max_step_rows: usize,
+    /// Kernels of the target.
+    pub kernels: KernelSet,
     /// How greedy tokens are found.
     pub head: HeadPath,
     /// Trees of every pass.
@@ -59,6 +63,12 @@ impl Limits {
         drafter: Option<&DrafterConfig>,
         backend: Backend,
     ) -> Result<Self> {
+        let kernels = KernelSet::named(&options.kernels)?;
+        let implied = match kernels {
+            KernelSet::Lossless => None,
+            KernelSet::Stock => Some(stock::resolve(options, backend)?),
+        };
+        let options = implied.as_ref().unwrap_or(options);
         let max_model_len = options
             .max_model_len
             .unwrap_or(config.max_position_embeddings);
@@ -80,6 +90,7 @@ impl Limits {
             max_step_rows: MAX_STEP_ROWS.max(MAX_PATH_ROWS),
             speculation: speculation::resolve(options, drafter, head, backend)?,
             head,
+            kernels,
         })
     }
 
@@ -94,6 +105,14 @@ impl Limits {
     ) -> Result<Self> {
         let backend = Backend::of(DeviceChoice::named(&options.device)?);
         Self::resolve(options, config, drafter, backend)
+    }
+
+    /// Which state recurrent layers read.
+    pub fn recurrence(&self) -> Recurrence {
+        match self.kernels {
+            KernelSet::Lossless => Recurrence::Anchored,
+            KernelSet::Stock => Recurrence::Token,
+        }
     }
 
     /// What a drafter must hold beside `num_kv_pages` of the target's.

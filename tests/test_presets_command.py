@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from specpilot_rs.bench.presets import LADDER, presets_named, with_ladder
-from specpilot_rs.bench.timing import PresetTiming, TimingRun, gpu_clocks
+from specpilot_rs.bench.timing import VERIFY_ROWS, PresetTiming, TimingRun, gpu_clocks
 from specpilot_rs.bench.timing_report import STAGES
 
 from .test_acceptance_command import call
@@ -75,7 +75,7 @@ def test_the_report_holds_what_was_measured(measured: tuple[Any, dict[str, Any],
         expected = np.median([b["seconds"] / a["seconds"] for a, b in pairs])
         assert ratio["median"] == pytest.approx(expected)
     for rows in report["verify_costs"].values():
-        assert [row["rows"] for row in rows] == [1, 2, 4, 8, 16, 24, 32, 48, 64]
+        assert [row["rows"] for row in rows] == list(VERIFY_ROWS)
         assert all(row["forward_ms"] > 0 for row in rows)
 
 
@@ -84,7 +84,7 @@ def test_the_table_tells_what_is_modelled(measured: tuple[Any, dict[str, Any], b
     assert text.count("modelled acceptance") == 2
     assert "specpilot  to  plain" in text
     assert "milliseconds of a step by stage" in text
-    assert "milliseconds of an exact pass by its rows, w12" in text
+    assert "milliseconds of an exact pass by its rows, lossless w12" in text
 
 
 def test_the_ladder_adds_a_part_at_a_time() -> None:
@@ -101,6 +101,18 @@ def test_the_ladder_adds_a_part_at_a_time() -> None:
         ("+head", "w12", "screened", 0),
         ("+Q pass", "w12", "screened", 1),
     ]
+
+
+def test_fitted_trees_stop_where_rows_stop_paying() -> None:
+    shape = ("--presets", "specpilot,fitted", "--rounds", "2", "--max-tokens", "48", "--json")
+    printed = specpilot("bench", *shape, *TINY)
+    assert printed.returncode == 0, printed.stderr
+    report = json.loads(printed.stdout)
+    full, fitted = report["presets"]
+    # On a CPU a row costs nearly as much as the first one.
+    assert fitted["tau"] < full["tau"]
+    assert fitted["step_ms"]["median"] < full["step_ms"]["median"]
+    assert (fitted["num_wrong_tokens"], fitted["num_checked_tokens"]) == (0, 96)
 
 
 def test_the_demo_is_measured_not_modelled() -> None:
@@ -137,14 +149,19 @@ def test_differences_are_counted_to_the_end_of_an_output() -> None:
     timing.check([1, 2, 3], [1, 2, 3])
     timing.check([1, 9, 3], [1, 2, 3])
     timing.check([1, 2], [1, 2, 3])
-    assert (timing.num_checked_tokens, timing.num_wrong_tokens) == (9, 3)
+    assert (timing.num_checked_tokens, timing.num_wrong_tokens, timing.num_parted) == (9, 3, 2)
+    # Six right tokens and two wrong ones had the same text before them.
+    assert timing.mismatch_rate == 2 / 8
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--presets", "plain,fast", *TINY), "preset should be one of plain, ddtree, specpilot, got 'fast'"),
-        (("--presets", "stock", *TINY), "preset 'stock' cannot be measured: it runs on cuBLASLt"),
+        (
+            ("--presets", "plain,fast", *TINY),
+            "preset should be one of plain, stock, ddtree, specpilot, fitted, got 'fast'",
+        ),
+        (("--presets", "plain,stock", *TINY), "a GPU with kernels"),
         (("--presets", "plain,plain", *TINY), "each preset should be given once"),
         (("--presets", "plain", "--planted", "qwen"), "--planted should be one of qwen3.8-27b"),
         (("--presets", "plain"), "or --planted NAME"),

@@ -6,20 +6,19 @@
 //! pick some.
 
 mod append;
-mod cublas;
 mod drafter;
 mod gdn_wy;
 mod numbers;
 mod planted;
 mod rows;
 mod screen;
+mod stock;
 mod timing;
 mod tree_attention;
 
-use cublas::CublasLt;
 use planted::{Planted, activations};
 use serde_json::{Value, json};
-use specpilot_rs::device::cuda::CudaDevice;
+use specpilot_rs::device::cuda::{CublasLt, CudaDevice, LtOperands, LtProduct, LtShape};
 use specpilot_rs::device::{Buffer, Device};
 use specpilot_rs::kernels::bf16_matmul::Epilogue;
 use specpilot_rs::kernels::skinny_matmul::{RoundedRows, RoundedWeights, multiply_rounded};
@@ -88,22 +87,23 @@ fn main() {
         .filter(|a| !a.starts_with('-'))
         .collect();
     let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| w == name);
-    let lt = CublasLt::new(&device);
+    let lt = cuda.cublaslt().ok();
     println!("{}, {:?}", cuda.gpu_name().expect("a name"), cuda.limits());
     let mut results = Vec::new();
     for (name, n, k) in MATRICES {
         if is_wanted(name) {
-            results.extend(bench_matrix(&device, cuda, lt.as_ref(), name, n, k));
+            results.extend(bench_matrix(&device, cuda, lt, name, n, k));
         }
     }
     type Bench = fn(&Device, &CudaDevice) -> Vec<Value>;
-    let parts: [(&str, Bench); 6] = [
+    let parts: [(&str, Bench); 7] = [
         ("append", append::bench),
         ("gdn_wy", gdn_wy::bench),
         ("tree_attention", tree_attention::bench),
         ("rows", rows::bench),
         ("drafter", drafter::bench),
         ("screen", screen::bench),
+        ("stock", stock::bench),
     ];
     for (name, bench) in parts {
         if is_wanted(name) {
@@ -139,13 +139,29 @@ fn bench_matrix(
     let mut results = Vec::new();
     for num_rows in TIMED_ROWS {
         let baseline = lt.map(|lt| {
-            let matmul = lt.matmul(n, k, num_rows);
-            let at = x.values().cuda_address().expect("activations on the GPU");
+            let shape = LtShape {
+                out_features: n,
+                in_features: k,
+                num_rows,
+                rounds: true,
+                adds_to_output: false,
+            };
+            let matmul = LtProduct::new(lt, shape).expect("a description");
+            let at = |address: Option<u64>| address.expect("a buffer on the GPU");
+            let run = |candidate: usize, copy: usize| {
+                let operands = LtOperands {
+                    weights: at(copies[copy].rows.cuda_address()),
+                    x: at(x.values().cuda_address()),
+                    y: at(y_bf16.cuda_address()),
+                };
+                // SAFETY: weights, activations and result lie on the GPU and have the sizes of the shape.
+                unsafe { matmul.run(lt, cuda, candidate, operands) }.is_ok()
+            };
             (0..matmul.num_candidates())
-                .filter(|&i| matmul.run(cuda, i, &copies[0].rows, at, &y_bf16))
+                .filter(|&i| run(i, 0))
                 .map(|i| {
                     timing::graph_us(cuda, num_calls, |call| {
-                        matmul.run(cuda, i, &copies[call % num_copies].rows, at, &y_bf16);
+                        run(i, call % num_copies);
                     })
                 })
                 .fold(f64::INFINITY, f64::min)

@@ -52,27 +52,38 @@ fn address<T: specpilot_rs::device::Element>(buffer: &Buffer<T>) -> u64 {
     buffer.cuda_address().expect("a buffer on the GPU")
 }
 
+/// A layer's matrix as the engine plants it.
+fn layer(seed: u32) -> Recipe {
+    Recipe {
+        seed,
+        deviation: 0.02,
+        kind: RecipeKind::Layer,
+    }
+}
+
+/// The row-major matrix of `seed` alone.
+pub fn rows_bf16(device: &Device, n: usize, k: usize, seed: u32) -> Buffer<bf16> {
+    let mut rows = device.try_alloc::<bf16>(n * k).expect("room for a matrix");
+    let args = PlantMatrixArgs {
+        recipe: layer(seed),
+        out_features: n,
+        in_features: k,
+        rows: &mut rows,
+        first: 0,
+    };
+    PlantMatrix::run(device, args).expect("a launch");
+    rows
+}
+
 impl Planted {
     /// The matrix of `seed`.
     pub fn new(device: &Device, n: usize, k: usize, seed: u32) -> Result<Self, KernelError> {
-        let recipe = Recipe {
-            seed,
-            deviation: 0.02,
-            kind: RecipeKind::Layer,
-        };
+        let recipe = layer(seed);
         let no_room = |source| KernelError::Device {
             kernel: PlantMatrix::NAME,
             source,
         };
-        let mut rows = device.try_alloc::<bf16>(n * k).map_err(no_room)?;
-        let args = PlantMatrixArgs {
-            recipe,
-            out_features: n,
-            in_features: k,
-            rows: &mut rows,
-            first: 0,
-        };
-        PlantMatrix::run(device, args)?;
+        let rows = rows_bf16(device, n, k, seed);
         let w12 = plant_w12(device, recipe, [n, k])?;
         let num_escapes = (w12.num_bytes() - PackedW12::num_bytes_of(device.backend(), n, k, 0))
             / size_of::<u32>();

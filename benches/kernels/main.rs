@@ -15,12 +15,14 @@ mod embed_rows;
 mod gate;
 mod gather_taps;
 mod gdn_fold;
+mod gdn_recurrent;
 mod gdn_wy;
 mod greedy_argmax;
 mod lm_head_screen;
 mod plant_matrix;
 mod rms_norm;
 mod rope;
+mod round_rows;
 mod sample_rows;
 mod tree_attention;
 mod w12_matmul;
@@ -35,7 +37,8 @@ criterion_group! {
     targets =
         append_kv::bench, append_ring::bench, bf16_matmul::bench, block_conv::bench, draft_block::bench,
         draft_select::bench, embed_rows::bench, gate::bench, gather_taps::bench,
-        gdn_fold::bench, gdn_wy::bench, greedy_argmax::bench, lm_head_screen::bench, plant_matrix::bench,
-        rms_norm::bench, rope::bench, sample_rows::bench, tree_attention::bench, w12_matmul::bench
+        gdn_fold::bench, gdn_recurrent::bench, gdn_wy::bench, greedy_argmax::bench, lm_head_screen::bench,
+        plant_matrix::bench, rms_norm::bench, rope::bench, round_rows::bench, sample_rows::bench,
+        tree_attention::bench, w12_matmul::bench
 }
 criterion_main!(kernels);

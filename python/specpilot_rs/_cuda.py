@@ -1,7 +1,7 @@
-"""CUDA's compiler from the wheels of `pip install specpilot-rs[cuda]`, loaded before the core looks for it.
+"""CUDA's compiler and cuBLASLt from the wheels of `pip install specpilot-rs[cuda]`, loaded before the core looks.
 
 The core opens libraries by name. One that is loaded already is found by its name, so a wheel's library is
-loaded here by its path, its helper first. What is loaded already (by torch, say) stays; without wheels the
+loaded here by its path, its helpers first. What is loaded already (by torch, say) stays; without wheels the
 system's loader decides. Called when CUDA is asked for, never on import.
 """
 
@@ -20,16 +20,26 @@ from specpilot_rs.errors import DeviceError
 
 # In this order: the compiler looks for its helper by name and has no search path of its own.
 _LIBRARIES = ("libnvrtc-builtins.so.13.0", "libnvrtc.so.13")
+_MATMUL_LIBRARY = "libcublasLt.so.13"
 _loaded: list[ctypes.CDLL] = []
 _LOG = logging.getLogger("specpilot_rs")
 
 
 def preload() -> None:
     """Load the compiler of the CUDA wheels, where they are installed and nothing else was loaded before."""
-    if _loaded or _is_loaded(_LIBRARIES[-1]):
+    _load_all(_LIBRARIES)
+
+
+def preload_matmuls() -> None:
+    """Load cuBLASLt of the CUDA wheels likewise: only kernels "stock" multiply with it."""
+    _load_all((_MATMUL_LIBRARY,))
+
+
+def _load_all(names: tuple[str, ...]) -> None:
+    if _is_loaded(names[-1]):
         return
     for folder in _wheel_folders():
-        paths = [folder / name for name in _LIBRARIES]
+        paths = [folder / name for name in names]
         if all(path.is_file() for path in paths):
             _loaded.extend(ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL) for path in paths)
             return
@@ -62,8 +72,12 @@ def find_gpu(device: str) -> str | None:
     return arch
 
 
-def prepare(device: str) -> None:
+def prepare(device: str, kernels: str = "lossless") -> None:
     """Gets ready for an engine on `device`: compiles what its GPU, if it has one, does not find in the cache.
+
+    Args:
+        device: The engine's device.
+        kernels: The engine's kernels; "stock" ones need a library besides the compiler.
 
     Raises:
         DeviceError: The compiler of a GPU that was named is missing, or refuses a kernel.
@@ -71,6 +85,8 @@ def prepare(device: str) -> None:
     arch = find_gpu(device)
     if arch is None:
         return
+    if kernels == "stock":
+        preload_matmuls()
     # Silent while it is quick: kernels in the cache are only read.
     bar = tqdm(desc="Compiling CUDA kernels", file=sys.stderr, disable=not sys.stderr.isatty(), delay=1)
     with bar:

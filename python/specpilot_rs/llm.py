@@ -56,6 +56,7 @@ class LLM:
         dtype: str = EngineOptions.dtype,
         device: str = EngineOptions.device,
         weight_format: str = EngineOptions.weight_format,
+        kernels: str = EngineOptions.kernels,
         head: str = EngineOptions.head,
         max_model_len: int | None = EngineOptions.max_model_len,
         max_num_seqs: int = EngineOptions.max_num_seqs,
@@ -76,6 +77,7 @@ class LLM:
             dtype: Type of activations.
             device: "cpu", "cuda:N" for a GPU, or "auto": the first GPU if it can be used, else the CPU.
             weight_format: How the target's linear layers are held; a drafter's stay as its files are.
+            kernels: What the target runs on: "lossless", or "stock" for a baseline outside the promise.
             head: How greedy tokens are found: "dense", "screened" or "auto"; the tokens are the same.
             max_model_len: Most tokens of prompt and output together.
             max_num_seqs: Most requests decoded at once.
@@ -106,6 +108,7 @@ class LLM:
             dtype=dtype,
             device=device,
             weight_format=weight_format,
+            kernels=kernels,
             head=head,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
@@ -122,7 +125,7 @@ class LLM:
             self._tokenizer = Tokenizer(target if tokenizer is None else model_directory(tokenizer))
             end = self._tokenizer.eos_token_id
             options = dataclasses.replace(options, extra_eos_token_ids=() if end is None else (end,))
-        _cuda.prepare(options.device)
+        _cuda.prepare(options.device, options.kernels)
         engine_options = _with_speculation(options, speculation)
         self._start(Engine(model=str(target), drafter=drafter, options=engine_options), options)
 
@@ -177,11 +180,12 @@ class LLM:
         Args:
             name: One of `_core.PLANTED_NAMES`.
             speculative_config: As for `LLM`, without `model` and `method`.
-            **options: `device`, `weight_format`, `head`, `max_model_len`, `max_num_seqs`,
+            **options: `device`, `kernels`, `weight_format`, `head`, `max_model_len`, `max_num_seqs`,
                 `gpu_memory_utilization`, `num_threads`.
         """
         known = (
             "device",
+            "kernels",
             "weight_format",
             "head",
             "max_model_len",
@@ -194,7 +198,7 @@ class LLM:
         if speculation is not None and (speculation.model, speculation.method) != (None, None):
             raise OptionError("a planted model comes with its drafter: give neither `model` nor `method`")
         engine_options = EngineOptions(**options)
-        _cuda.prepare(engine_options.device)
+        _cuda.prepare(engine_options.device, engine_options.kernels)
         llm = cls.__new__(cls)
         llm._tokenizer = None
         llm._start(

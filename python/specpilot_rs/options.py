@@ -193,6 +193,12 @@ class EngineOptions:
         "auto",
         "How the target's linear layers are held: auto (as in the checkpoint), bf16, w12; same bits in all.",
     )
+    kernels: str = _option(
+        "lossless",
+        "What the target runs on: lossless (row-invariant: speculation changes no token) or stock (cuBLASLt "
+        "on BF16, a dense head, Gated DeltaNet token by token, drafts as one chain: a baseline for "
+        "measurements on a GPU, outside that promise).",
+    )
     head: str = _option(
         "auto",
         "How greedy tokens are found: dense (all logits), screened (an INT8 copy of the LM head picks the "
@@ -227,7 +233,7 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         """Refuses values whose type Rust could not even read."""
-        for name in ("dtype", "device", "weight_format", "head", "q_head"):
+        for name in ("dtype", "device", "weight_format", "kernels", "head", "q_head"):
             _require(is_text(getattr(self, name)), name, "a string", getattr(self, name))
         for name, most, optional in (
             ("max_model_len", MAX_INTEGER, True),

@@ -4,11 +4,15 @@
 //! [`append`](GdnCache::append) of the accepted rows, [`advance`](GdnCache::advance). States exist for
 //! the anchors `oldest..=newest`, at most [`STATE_RING`] of them; the log reaches from `newest` (and from every anchor
 //! that a row may read) to the last committed token. All of it follows from the committed tokens alone.
+//!
+//! Where rows are run token by token ([`Recurrence::Token`]) one state is kept, which [`prepare`](GdnCache::prepare)
+//! brings up to the last committed token.
 
 use crate::device::{Buffer, Device};
 use crate::error::{DeviceError, KernelError};
 use crate::kernels::append_ring::{AppendRing, AppendRingArgs, Ring};
 use crate::kernels::gdn_fold::{GdnFold, GdnFoldArgs, fold_heads};
+use crate::kernels::gdn_recurrent::{AdvanceArgs, GdnRecurrent, GdnRecurrentArgs};
 use crate::kernels::gdn_wy::{
     FOLD_INTERVAL, GdnLayerCache, GdnShape, GdnTail, LOG_POSITIONS, STATE_RING, SlotLog, anchor_of,
 };
@@ -16,9 +20,19 @@ use crate::kernels::paths::MAX_PATH_ROWS;
 use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::{Kernel, check_size, simd};
 
+/// Which state the rows of a pass read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recurrence {
+    /// That of their position's anchor, for [`gdn_wy`](crate::kernels::gdn_wy).
+    Anchored,
+    /// That after all committed tokens, for [`gdn_recurrent`](crate::kernels::gdn_recurrent).
+    Token,
+}
+
 /// Recurrent caches of all Gated-DeltaNet layers.
 #[derive(Debug)]
 pub struct GdnCache {
+    recurrence: Recurrence,
     shape: GdnShape,
     layers: Vec<GdnLayerCache>,
     slots: Vec<SlotState>,
@@ -46,7 +60,8 @@ impl GdnSlotBytes {
 #[derive(Clone, Copy, Debug, Default)]
 struct SlotState {
     committed_len: usize,
-    /// Latest anchor whose state exists; earlier ones exist back to `anchor_of(committed_len)`.
+    /// Latest anchor whose state exists; earlier ones exist back to `anchor_of(committed_len)`. Token by token: how many
+    /// tokens the state holds.
     newest: usize,
 }
 
@@ -57,6 +72,7 @@ impl GdnCache {
     /// [`DeviceError::OutOfMemory`].
     pub fn new(
         device: &Device,
+        recurrence: Recurrence,
         shape: GdnShape,
         num_layers: usize,
         num_slots: usize,
@@ -65,6 +81,7 @@ impl GdnCache {
             .map(|_| GdnLayerCache::new(device, &shape, num_slots))
             .collect::<Result<_, _>>()?;
         Ok(Self {
+            recurrence,
             shape,
             layers,
             slots: vec![SlotState::default(); num_slots],
@@ -139,6 +156,17 @@ impl GdnCache {
                 })?;
             }
         }
+        if self.recurrence == Recurrence::Token {
+            let positions = state.newest..state.committed_len;
+            state.newest = positions.end;
+            let advance = AdvanceArgs {
+                shape: &self.shape,
+                layers: &mut self.layers,
+                slot,
+                positions,
+            };
+            return GdnRecurrent::run(device, GdnRecurrentArgs::Advance(advance));
+        }
         while state.newest < anchor_of(last_position) {
             for cache in &mut self.layers {
                 let args = GdnFoldArgs {
@@ -207,7 +235,10 @@ impl GdnCache {
     ) -> Result<Vec<f32>, DeviceError> {
         let (shape, cache) = (&self.shape, &self.layers[layer]);
         let newest = self.slots[slot].newest;
-        let ring = slot * STATE_RING + newest / FOLD_INTERVAL % STATE_RING;
+        let ring = match self.recurrence {
+            Recurrence::Anchored => slot * STATE_RING + newest / FOLD_INTERVAL % STATE_RING,
+            Recurrence::Token => slot * STATE_RING,
+        };
         let entry = |index: usize, len: usize| index * len..(index + 1) * len;
         let mut state = cache.states.read_range(entry(ring, shape.state_len()))?;
         let own_log = |log: &Buffer<f32>, row_len: usize| {

@@ -9,7 +9,7 @@ use crate::kernels::gdn_wy::{GdnShape, GdnTail};
 use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::tree_attention::KV_BLOCK;
 
-use super::gdn_state::GdnCache;
+use super::gdn_state::{GdnCache, Recurrence};
 use super::pages::{KvCache, KvShape, KvTail};
 
 /// Which cache a layer of the model uses.
@@ -38,6 +38,7 @@ impl SequenceCaches {
     pub fn new(
         device: &Device,
         layers: &[LayerCache],
+        recurrence: Recurrence,
         gdn_shape: Option<GdnShape>,
         num_slots: usize,
         num_pages: usize,
@@ -57,7 +58,7 @@ impl SequenceCaches {
                 }
             })
             .collect();
-        let gdn = |shape| GdnCache::new(device, shape, num_gdn_layers, num_slots);
+        let gdn = |shape| GdnCache::new(device, recurrence, shape, num_gdn_layers, num_slots);
         Ok(Self {
             kv: KvCache::new(device, &kv_shapes, num_pages)?,
             gdn: gdn_shape.map(gdn).transpose()?,

@@ -14,7 +14,7 @@ use crate::kernels::placed_rows::PlacedRows;
 use crate::model::config::ModelConfig;
 use crate::model::decoder::Decoder;
 use crate::model::weights::DecoderWeights;
-use crate::options::{DeviceChoice, EngineOptions, WeightFormat};
+use crate::options::{DeviceChoice, EngineOptions, KernelSet, WeightFormat};
 use crate::plan::available::available_bytes;
 use crate::plan::budget::Budget;
 use crate::plan::footprint::{Footprint, Holdings, gdn_shape};
@@ -89,8 +89,12 @@ impl Planned<'_> {
         };
         // On our own threads: the process-wide pool would be dead in a forked child.
         let with_q_views = limits.speculation.q_passes() > 0;
-        let weights = device
-            .install(|| DecoderWeights::load(&device, source, &config, format, with_q_views))?;
+        let weights = device.install(|| match limits.kernels {
+            KernelSet::Lossless => {
+                DecoderWeights::load(&device, source, &config, format, with_q_views)
+            }
+            KernelSet::Stock => DecoderWeights::load_stock(&device, source, &config),
+        })?;
         let verification = source.verification();
         // Encoding in memory has shown what the plan could only estimate.
         footprint
@@ -117,6 +121,7 @@ impl Planned<'_> {
         let caches = SequenceCaches::new(
             &device,
             &layer_caches(&config),
+            plan.limits.recurrence(),
             gdn_shape(&config),
             sizes.num_slots,
             sizes.num_pages,
@@ -225,6 +230,10 @@ impl Engine {
         let limits = Limits::of_options(options, &config, draft_config.as_ref())?;
         let format = WeightFormat::named(&options.weight_format)?;
         let device = Device::open(choice, options.num_threads)?;
+        if let (KernelSet::Stock, Device::Cuda(cuda)) = (limits.kernels, &device) {
+            // Its absence shows before a weight is read, and its workspace counts as taken.
+            cuda.cublaslt()?;
+        }
         let (headers, drafter_headers) = match origin {
             Origin::Files {
                 target, drafter, ..

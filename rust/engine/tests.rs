@@ -13,6 +13,7 @@ fn options(max_num_seqs: usize) -> EngineOptions {
         dtype: "auto".into(),
         device: "cpu".into(),
         weight_format: "auto".into(),
+        kernels: "lossless".into(),
         head: "auto".into(),
         max_model_len: Some(200),
         max_num_seqs,

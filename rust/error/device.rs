@@ -84,6 +84,19 @@ pub enum DeviceError {
         /// What the compiler said.
         log: String,
     },
+    /// cuBLASLt is not installed.
+    #[error(
+        "cuBLASLt was not found, which kernels \"stock\" multiply with; install it with: pip install 'specpilot-rs[cuda]'"
+    )]
+    NoCublasLt,
+    /// cuBLASLt refused a call.
+    #[error("cuBLASLt failed while {call}: {message}")]
+    CublasLt {
+        /// What was being done.
+        call: &'static str,
+        /// The library's words.
+        message: String,
+    },
     /// A call of the driver failed.
     #[error("CUDA failed while {call}: {message}")]
     Driver {

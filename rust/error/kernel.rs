@@ -103,6 +103,14 @@ pub enum KernelError {
         /// Its parent.
         parent: usize,
     },
+    /// Rows branch where a kernel serves chains alone.
+    #[error("{kernel}: each row must follow the one before it in its segment, row {row} does not")]
+    NotAChain {
+        /// Kernel stem.
+        kernel: &'static str,
+        /// The first row that branches off.
+        row: usize,
+    },
     /// A path of uncommitted rows is longer than the engine's constant.
     #[error("a path of uncommitted rows may hold {expected} rows, got {got}")]
     PathTooLong {

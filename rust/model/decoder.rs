@@ -18,10 +18,12 @@ use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use crate::kernels::sample_rows::RowSampler;
 use crate::kernels::tree_attention;
 use crate::kernels::w12_matmul::WeightView;
+use crate::options::KernelSet;
 use crate::weights::linear::{Linear, multiply_together};
 
 use super::config::ModelConfig;
 use super::head::{Head, HeadPath, TokenChoices};
+use super::stock::{StockPass, StockWorkspace};
 use super::tail::{LayerTail, PassTail};
 use super::weights::{DecoderWeights, LayerWeights, MixerWeights};
 use super::{attention, gdn};
@@ -80,6 +82,7 @@ pub struct Decoder {
     tap_layers: Vec<usize>,
     token_ids: Staged<u32>,
     workspace: Workspace,
+    stock: Option<StockWorkspace>,
     tail: PassTail,
     head: Head,
     graphs: Graphs<(WeightView, LaunchKey, Option<u64>)>,
@@ -103,6 +106,10 @@ impl Decoder {
         Ok(Self {
             inverse_frequencies: device.constants(&config.rope.inverse_frequencies())?,
             workspace: Workspace::with(&config, tap_layers.len(), rows)?,
+            stock: match weights.stock {
+                Some(_) => Some(StockWorkspace::new(&config, max_rows, device)?),
+                None => None,
+            },
             tail: PassTail::new(&config, max_rows, device)?,
             tap_layers: tap_layers.to_vec(),
             token_ids: Staged::with_capacity(device, max_rows)?,
@@ -116,6 +123,7 @@ impl Decoder {
     /// Bytes of the buffers of a decoder before it exists, with activations of `activation_bytes` each.
     pub fn pass_bytes_of(
         config: &ModelConfig,
+        kernels: KernelSet,
         num_taps: usize,
         max_rows: usize,
         activation_bytes: usize,
@@ -126,8 +134,12 @@ impl Decoder {
             Ok::<_, Infallible>(width)
         };
         let Ok(_) = Workspace::with(config, num_taps, count);
+        let stock = match kernels {
+            KernelSet::Lossless => 0,
+            KernelSet::Stock => StockWorkspace::row_bytes_of(config),
+        };
         PassBytes {
-            activations: max_rows * (row_len + config.hidden_size) * activation_bytes,
+            activations: max_rows * ((row_len + config.hidden_size) * activation_bytes + stock),
             tail: max_rows * PassTail::row_bytes_of(config, activation_bytes),
             logits: max_rows * config.vocab_size * size_of::<f32>(),
         }
@@ -213,13 +225,19 @@ impl Decoder {
             num_rows,
             view,
         };
-        for (layer, weights) in self.weights.layers.iter().enumerate() {
-            context.forward(
-                layer,
-                weights,
-                &mut self.workspace,
-                &mut self.tail.layers[layer],
-            )?;
+        for (layer, tail) in self.tail.layers.iter_mut().enumerate() {
+            match (&self.weights.stock, &mut self.stock) {
+                (Some(weights), Some(stock)) => StockPass {
+                    context: &context,
+                    workspace: &mut self.workspace,
+                    stock,
+                }
+                .forward(layer, &weights.layers[layer], tail)?,
+                _ => {
+                    let weights = &self.weights.layers[layer];
+                    context.forward(layer, weights, &mut self.workspace, tail)?;
+                }
+            }
             for (tap, buffer) in self.tap_layers.iter().zip(&mut self.workspace.taps) {
                 if *tap == layer {
                     buffer.copy_from(&self.workspace.residual, num_rows * width)?;

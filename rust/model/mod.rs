@@ -8,6 +8,7 @@ pub mod decoder;
 pub mod families;
 mod gdn;
 pub mod head;
+pub mod stock;
 mod tail;
 pub mod tensor_role;
 pub mod weights;

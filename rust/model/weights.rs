@@ -8,11 +8,13 @@
 use rayon::prelude::*;
 
 use super::config::{MixerKind, ModelConfig};
+use super::stock::{StockAttention, StockGatedDelta, StockLayer, StockMixer, StockWeights};
 use super::tensor_role::TensorRole as Role;
 use crate::device::{Buffer, Device};
 use crate::error::{CheckpointError, KernelError, Result};
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16, Product};
+use crate::kernels::stock_matmul::{self, StockMatrix};
 use crate::options::WeightFormat;
 use crate::weights::{GatedMlp, Linear, WeightLoader, WeightSource};
 
@@ -25,8 +27,10 @@ pub struct DecoderWeights {
     pub lm_head: Option<Linear>,
     /// Weight of the norm before the LM head.
     pub final_norm: Buffer<f32>,
-    /// First to last layer.
+    /// First to last layer; none with `stock`.
     pub layers: Vec<LayerWeights>,
+    /// Layers and LM head of `kernels="stock"`.
+    pub stock: Option<StockWeights>,
 }
 
 /// Weights of one layer.
@@ -134,6 +138,47 @@ impl DecoderWeights {
             lm_head: lm_head?,
             final_norm: loader.norm(Role::FinalNorm, 0)?,
             layers: layers?,
+            stock: None,
+        };
+        source.finish(config.weight_names.ignored_prefixes)?;
+        Ok(weights)
+    }
+
+    /// Reads all weights for `kernels="stock"`: layers and LM head row-major, as BF16.
+    ///
+    /// # Errors
+    /// As for [`load`](Self::load).
+    pub fn load_stock<'a>(
+        device: &Device,
+        source: impl Into<WeightSource<'a>>,
+        config: &ModelConfig,
+    ) -> Result<Self> {
+        let source = source.into();
+        source.check(&config.weight_names.tensors(config))?;
+        let loader = Loader {
+            tensors: WeightLoader { source, device },
+            config,
+            format: WeightFormat::Bf16,
+            with_q_views: false,
+        };
+        let head = match config.tie_word_embeddings {
+            true => {
+                loader.skip_tied_head()?;
+                Role::Embed
+            }
+            false => Role::LmHead,
+        };
+        let head = loader.stock_matrix(&[head], 0)?;
+        let weights = Self {
+            embed: loader.matrix(Role::Embed, 0)?,
+            lm_head: None,
+            final_norm: loader.norm(Role::FinalNorm, 0)?,
+            layers: Vec::new(),
+            stock: Some(StockWeights {
+                layers: loader.each_layer(|i| loader.stock_layer(i))?,
+                head,
+                head_is_copy: config.tie_word_embeddings,
+            }),
         };
         source.finish(config.weight_names.ignored_prefixes)?;
         Ok(weights)
@@ -151,6 +196,10 @@ impl DecoderWeights {
         num_rows: usize,
         logits: &mut Buffer<f32>,
     ) -> Result<(), KernelError> {
+        if let Some(stock) = &self.stock {
+            let head = &stock.head;
+            return stock_matmul::round_and_multiply(device, hidden, num_rows, head, logits);
+        }
         match &self.lm_head {
             Some(head) => head.forward(device, hidden, num_rows, logits, Epilogue::Store),
             None => Bf16Matmul::run(
@@ -170,9 +219,10 @@ impl DecoderWeights {
 
     /// The BF16 weights behind [`Self::logits`], where they are held as such.
     pub fn head_bf16(&self) -> Option<&PackedBf16> {
-        match &self.lm_head {
-            Some(head) => head.as_bf16(),
-            None => Some(&self.embed),
+        match (&self.stock, &self.lm_head) {
+            (Some(_), _) => None,
+            (None, Some(head)) => head.as_bf16(),
+            (None, None) => Some(&self.embed),
         }
     }
 
@@ -180,7 +230,8 @@ impl DecoderWeights {
     pub fn num_bytes(&self) -> usize {
         let matrices: usize = self.matrices().map(Linear::num_bytes).sum();
         let vectors: usize = self.vectors().map(|v| v.len() * size_of::<f32>()).sum();
-        self.embed.num_bytes() + matrices + vectors
+        let stock: usize = self.stock_matrices().map(StockMatrix::num_bytes).sum();
+        self.embed.num_bytes() + matrices + stock + vectors
     }
 
     /// Bytes that only Q passes read.
@@ -199,9 +250,21 @@ impl DecoderWeights {
     pub fn num_parameters(&self) -> usize {
         let size = |m: &Linear| m.out_features() * m.in_features();
         let embed = self.embed.out_features() * self.embed.in_features();
+        let stock = |m: &StockMatrix| m.out_features() * m.in_features();
+        // A stock head that is a copy of the embedding counts with it.
+        let copied = match &self.stock {
+            Some(weights) if weights.head_is_copy => stock(&weights.head),
+            _ => 0,
+        };
         embed
             + self.matrices().map(size).sum::<usize>()
+            + self.stock_matrices().map(stock).sum::<usize>()
             + self.vectors().map(Buffer::len).sum::<usize>()
+            - copied
+    }
+
+    fn stock_matrices(&self) -> impl Iterator<Item = &StockMatrix> {
+        self.stock.iter().flat_map(StockWeights::matrices)
     }
 
     fn matrices(&self) -> impl Iterator<Item = &Linear> {
@@ -211,7 +274,8 @@ impl DecoderWeights {
 
     fn vectors(&self) -> impl Iterator<Item = &Buffer<f32>> {
         let layers = self.layers.iter().flat_map(LayerWeights::vectors);
-        std::iter::once(&self.final_norm).chain(layers)
+        let stock = self.stock.iter().flat_map(StockWeights::vectors);
+        std::iter::once(&self.final_norm).chain(layers).chain(stock)
     }
 }
 
@@ -255,9 +319,17 @@ struct Loader<'a> {
 
 impl Loader<'_> {
     fn layers(&self) -> Result<Vec<LayerWeights>> {
+        self.each_layer(|i| self.layer(i))
+    }
+
+    /// Many layers at once.
+    fn each_layer<T: Send>(
+        &self,
+        read: impl Fn(usize) -> Result<T> + Send + Sync,
+    ) -> Result<Vec<T>> {
         let layers: Vec<_> = (0..self.config.layers.len())
             .into_par_iter()
-            .map(|i| self.layer(i))
+            .map(read)
             .collect();
         // Of several errors the first layer's is told, whichever thread came first.
         layers.into_iter().collect()
@@ -280,21 +352,14 @@ impl Loader<'_> {
     }
 
     fn attention(&self, i: usize) -> Result<AttentionWeights> {
-        // Llama files of before transformers 4.32 carry the frequencies, which the config gives exactly.
-        if let Some(checkpoint) = self.tensors.source.checkpoint() {
-            checkpoint.skip(&self.config.weight_names.rotary_frequencies(i));
-        }
-        let qk_norm = |role| match self.config.attention.qk_norm {
-            true => self.norm(role, i).map(Some),
-            false => Ok(None),
-        };
+        self.skip_rotary_frequencies(i);
         Ok(AttentionWeights {
             q_proj: self.linear(Role::QProj, i)?,
             k_proj: self.linear(Role::KProj, i)?,
             v_proj: self.linear(Role::VProj, i)?,
             o_proj: self.linear(Role::OProj, i)?,
-            q_norm: qk_norm(Role::QNorm)?,
-            k_norm: qk_norm(Role::KNorm)?,
+            q_norm: self.head_norm(Role::QNorm, i)?,
+            k_norm: self.head_norm(Role::KNorm, i)?,
         })
     }
 
@@ -310,6 +375,74 @@ impl Loader<'_> {
             dt_bias: self.vector(Role::GdnDtBias, i)?,
             norm: self.vector(Role::GdnNorm, i)?,
         })
+    }
+
+    /// Llama files of before transformers 4.32 carry the frequencies, which the config gives exactly.
+    fn skip_rotary_frequencies(&self, i: usize) {
+        if let Some(checkpoint) = self.tensors.source.checkpoint() {
+            checkpoint.skip(&self.config.weight_names.rotary_frequencies(i));
+        }
+    }
+
+    fn stock_layer(&self, i: usize) -> Result<StockLayer> {
+        Ok(StockLayer {
+            input_norm: self.norm(Role::InputNorm, i)?,
+            post_attention_norm: self.norm(Role::PostAttentionNorm, i)?,
+            mixer: match self.config.layers[i].mixer {
+                MixerKind::Attention => StockMixer::Attention(self.stock_attention(i)?),
+                MixerKind::GatedDelta => StockMixer::GatedDelta(self.stock_gated_delta(i)?),
+            },
+            gate_up: self.stock_matrix(&[Role::GateProj, Role::UpProj], i)?,
+            down: self.stock_matrix(&[Role::DownProj], i)?,
+        })
+    }
+
+    fn stock_attention(&self, i: usize) -> Result<StockAttention> {
+        self.skip_rotary_frequencies(i);
+        Ok(StockAttention {
+            q_proj: self.stock_matrix(&[Role::QProj], i)?,
+            k_proj: self.stock_matrix(&[Role::KProj], i)?,
+            v_proj: self.stock_matrix(&[Role::VProj], i)?,
+            o_proj: self.stock_matrix(&[Role::OProj], i)?,
+            q_norm: self.head_norm(Role::QNorm, i)?,
+            k_norm: self.head_norm(Role::KNorm, i)?,
+        })
+    }
+
+    fn stock_gated_delta(&self, i: usize) -> Result<StockGatedDelta> {
+        let inputs = [
+            Role::GdnInProjQkv,
+            Role::GdnInProjZ,
+            Role::GdnInProjA,
+            Role::GdnInProjB,
+        ];
+        Ok(StockGatedDelta {
+            in_proj: self.stock_matrix(&inputs, i)?,
+            out_proj: self.stock_matrix(&[Role::GdnOutProj], i)?,
+            conv: self.vector(Role::GdnConv, i)?,
+            a_log: self.vector(Role::GdnALog, i)?,
+            dt_bias: self.vector(Role::GdnDtBias, i)?,
+            norm: self.vector(Role::GdnNorm, i)?,
+        })
+    }
+
+    /// Matrices of one layer that read the same rows, one after another.
+    fn stock_matrix(&self, roles: &[Role], layer: usize) -> Result<StockMatrix> {
+        let parts: Vec<(String, usize)> = roles
+            .iter()
+            .map(|&role| (self.name(role, layer), role.shape(self.config)[0]))
+            .collect();
+        let in_features = roles[0].shape(self.config)[1];
+        let rows = self.tensors.rows_together(&parts, in_features)?;
+        Ok(StockMatrix::from_rows(rows, in_features))
+    }
+
+    /// The norm of query or key heads, if the model has it.
+    fn head_norm(&self, role: Role, layer: usize) -> Result<Option<Buffer<f32>>> {
+        match self.config.attention.qk_norm {
+            true => self.norm(role, layer).map(Some),
+            false => Ok(None),
+        }
     }
 
     fn linear(&self, role: Role, layer: usize) -> Result<Linear> {

@@ -18,7 +18,7 @@ use crate::kernels::tree_attention::KV_BLOCK;
 use crate::model::config::ModelConfig;
 use crate::model::decoder::{Decoder, PassBytes};
 use crate::model::head::HeadPath;
-use crate::options::WeightFormat;
+use crate::options::{KernelSet, WeightFormat};
 use crate::weights::Checkpoint;
 
 /// Type of activations, keys and values, on every device.
@@ -78,13 +78,16 @@ impl Footprint {
         let num_taps = drafter.map_or(0, DrafterConfig::num_taps);
         let kv_shapes = vec![kv_shape(config); config.num_attention_layers()];
         Self {
-            weights: WeightBytes::of(
-                config,
-                holdings.format,
-                limits.speculation.q_passes() > 0,
-                holdings.headers,
-                holdings.backend,
-            ),
+            weights: match limits.kernels {
+                KernelSet::Lossless => WeightBytes::of(
+                    config,
+                    holdings.format,
+                    limits.speculation.q_passes() > 0,
+                    holdings.headers,
+                    holdings.backend,
+                ),
+                KernelSet::Stock => WeightBytes::of_stock(config),
+            },
             head_copy: match limits.head {
                 HeadPath::Screened => {
                     let (rows, columns) = (config.vocab_size, config.hidden_size);
@@ -96,7 +99,13 @@ impl Footprint {
                 GdnCache::slot_bytes_of(&shape, config.num_gdn_layers(), ACTIVATION_BYTES)
             }),
             num_slots,
-            pass: Decoder::pass_bytes_of(config, num_taps, limits.max_step_rows, ACTIVATION_BYTES),
+            pass: Decoder::pass_bytes_of(
+                config,
+                limits.kernels,
+                num_taps,
+                limits.max_step_rows,
+                ACTIVATION_BYTES,
+            ),
             drafter: drafter.map_or_else(DrafterBytes::default, |drafter| {
                 let sizes = limits.drafter_sizes(config, 0);
                 let backend = holdings.backend;

@@ -34,6 +34,7 @@ pub(crate) fn options(max_num_seqs: usize) -> EngineOptions {
         dtype: "auto".into(),
         device: "auto".into(),
         weight_format: "auto".into(),
+        kernels: "lossless".into(),
         head: "auto".into(),
         max_model_len: None,
         max_num_seqs,

@@ -4,6 +4,8 @@
 //! without them a layer takes what its padded planes, bases and counts take, exactly, and an assumed share of escapes.
 //! Embedding and LM head stay BF16 in both formats.
 
+use half::bf16;
+
 use crate::device::Backend;
 use crate::kernels::bf16_matmul::PackedBf16;
 use crate::kernels::w12_matmul::PackedW12;
@@ -109,6 +111,16 @@ impl WeightBytes {
                 }
             }
         }
+        bytes
+    }
+
+    /// Weights of `config` for `kernels="stock"`: layers and LM head row-major, the embedding beside the head even where
+    /// they are tied.
+    pub fn of_stock(config: &ModelConfig) -> Self {
+        let mut bytes = Self::of(config, WeightFormat::Bf16, false, None, Backend::Cuda);
+        let row_major = |num_weights: u64| num_weights * size_of::<bf16>() as u64;
+        bytes.linear = row_major(bytes.num_linear_weights);
+        bytes.lm_head = row_major((config.vocab_size * config.hidden_size) as u64);
         bytes
     }
 

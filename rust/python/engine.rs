@@ -15,7 +15,7 @@ use crate::engine::{self, Record};
 use crate::error::{DeviceError, InternalError, Result};
 use crate::model::ModelConfig;
 use crate::options::speculation::{SpeculationPlan, TreePlan, VerifyCosts};
-use crate::options::{EngineOptions, PromptLookup};
+use crate::options::{EngineOptions, KernelSet, PromptLookup};
 use crate::plan::footprint::ACTIVATION_DTYPE;
 use crate::planted::PlantedPair;
 use crate::request::{Sampling, SamplingParams, Seed};
@@ -272,6 +272,7 @@ pub(super) fn extract_options(options: &Bound<'_, PyAny>) -> PyResult<EngineOpti
         dtype: options.getattr("dtype")?.extract()?,
         device: options.getattr("device")?.extract()?,
         weight_format: options.getattr("weight_format")?.extract()?,
+        kernels: options.getattr("kernels")?.extract()?,
         head: options.getattr("head")?.extract()?,
         max_model_len: options.getattr("max_model_len")?.extract()?,
         max_num_seqs: options.getattr("max_num_seqs")?.extract()?,
@@ -359,6 +360,9 @@ impl Description {
         dict.set_item("weight_format", if is_w12 { "w12" } else { "bf16" })?;
         dict.set_item("num_w12_matrices", self.num_w12_matrices)?;
         dict.set_item("weight_check", verification_dict(py, self.verification)?)?;
+        let kernels = self.plan.limits.kernels;
+        dict.set_item("kernels", kernels.name())?;
+        dict.set_item("lossless", kernels == KernelSet::Lossless)?;
         dict.set_item("head", self.head)?;
         dict.set_item("screened_head_bytes", self.copy_bytes)?;
         dict.set_item("eos_token_ids", self.eos_token_ids)?;

@@ -151,7 +151,7 @@ impl<'a> WeightLoader<'a> {
     /// As for [`Self::linear`].
     pub fn matrix_bf16(&self, name: &str, shape: [usize; 2]) -> Result<PackedBf16> {
         match self.source {
-            WeightSource::Checkpoint(_) => self.pack(&self.weights(name, shape)?, shape),
+            WeightSource::Checkpoint(_) => self.pack(&self.rows_bf16(name, shape)?, shape),
             WeightSource::Planted(weights) => weights.matrix_bf16(self.device, name, shape),
         }
     }
@@ -167,7 +167,7 @@ impl<'a> WeightLoader<'a> {
         widths: [usize; N],
     ) -> Result<[PackedBf16; N]> {
         let in_features = widths.iter().sum();
-        let weights = self.weights(name, [out_features, in_features])?;
+        let weights = self.rows_bf16(name, [out_features, in_features])?;
         let mut first = 0;
         let mut parts = Vec::with_capacity(N);
         for width in widths {
@@ -196,7 +196,40 @@ impl<'a> WeightLoader<'a> {
             .constants(&self.source.tensor_f32(name, shape)?)?)
     }
 
-    fn weights(&self, name: &str, shape: [usize; 2]) -> Result<Vec<bf16>> {
+    /// Reads matrices of `in_features` columns, each by name and rows, one after another and row-major, into the memory
+    /// of the device.
+    ///
+    /// # Errors
+    /// As for [`Self::linear`].
+    pub fn rows_together(
+        &self,
+        parts: &[(String, usize)],
+        in_features: usize,
+    ) -> Result<Buffer<bf16>> {
+        let num_rows: usize = parts.iter().map(|(_, num_rows)| num_rows).sum();
+        let mut rows = self.device.try_alloc(num_rows * in_features)?;
+        let mut first = 0;
+        for (name, num_rows) in parts {
+            let shape = [*num_rows, in_features];
+            match self.source {
+                WeightSource::Planted(weights) => {
+                    weights.rows_into(self.device, name, shape, &mut rows, first)?;
+                }
+                WeightSource::Checkpoint(_) => {
+                    let part = self.device.buffer_of(&self.rows_bf16(name, shape)?)?;
+                    rows.copy_range(first, &part, 0..part.len())?;
+                }
+            }
+            first += num_rows * in_features;
+        }
+        Ok(rows)
+    }
+
+    /// Reads matrix `name` as BF16, row-major, on the host.
+    ///
+    /// # Errors
+    /// As for [`Self::linear`].
+    pub fn rows_bf16(&self, name: &str, shape: [usize; 2]) -> Result<Vec<bf16>> {
         let checkpoint = match self.source {
             WeightSource::Checkpoint(checkpoint) => checkpoint,
             WeightSource::Planted(weights) => return weights.rows(self.device, name, shape),

@@ -7,10 +7,13 @@ use std::collections::BTreeMap;
 
 use super::linear::Linear;
 use super::w12::{Encoding, W12Matrix, encode};
-use crate::device::{Backend, Device};
+use crate::device::{Backend, Buffer, Device};
 use crate::error::Result;
+use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::PackedBf16;
-use crate::kernels::plant_matrix::{Recipe, normal, plant_bf16, plant_on_host, plant_w12, uniform};
+use crate::kernels::plant_matrix::{
+    PlantMatrix, PlantMatrixArgs, Recipe, normal, plant_bf16, plant_on_host, plant_w12, uniform,
+};
 use crate::kernels::w12_matmul::PackedW12;
 use crate::options::WeightFormat;
 
@@ -121,6 +124,25 @@ impl PlantedWeights {
         shape: [usize; 2],
     ) -> Result<Vec<half::bf16>> {
         Ok(plant_on_host(device, self.recipe(name), shape)?)
+    }
+
+    /// Plants matrix `name`, row-major, from element `first` of `rows` on.
+    pub(super) fn rows_into(
+        &self,
+        device: &Device,
+        name: &str,
+        [out_features, in_features]: [usize; 2],
+        rows: &mut Buffer<half::bf16>,
+        first: usize,
+    ) -> Result<()> {
+        let args = PlantMatrixArgs {
+            recipe: self.recipe(name),
+            out_features,
+            in_features,
+            rows,
+            first,
+        };
+        Ok(PlantMatrix::run(device, args)?)
     }
 
     /// The `len` values of vector `name`.

@@ -88,7 +88,7 @@ def test_a_head_finds_the_first_successor_of_every_row() -> None:
     logits = table @ head.T
     order = np.argsort(-logits, axis=1)
     tokens = np.arange(n)
-    assert (order[:, 0] == (tokens + strides[0]) % n).mean() > 0.98
+    assert (order[:, 0] == (tokens + strides[0]) % n).mean() > 0.97
     rank_of_second = np.argmax(order == ((tokens + strides[1]) % n)[:, None], axis=1)
     assert np.median(rank_of_second) == 1
 

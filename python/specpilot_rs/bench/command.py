@@ -42,7 +42,7 @@ def bench(
     presets: Annotated[
         str | None,
         typer.Option(
-            help="Time these ways to decode against each other: plain, ddtree, specpilot, by commas."
+            help="Time ways to decode against each other: plain, stock, ddtree, specpilot, fitted, by commas."
         ),
     ] = None,
     ladder: Annotated[

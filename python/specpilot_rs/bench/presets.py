@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specpilot_rs.options import SpeculativeConfig, option_error
+from specpilot_rs.options import EngineOptions, SpeculativeConfig, option_error
 
 TREE_NODES = 32
 """Rows of every tree, the published size."""
@@ -28,6 +28,8 @@ class Preset:
         head: How greedy tokens are found.
         speculation: Fields of `SpeculativeConfig` besides the drafter; None for plain decoding.
         about: What it stands for, in a line.
+        kernels: What the target runs on; "stock" is outside the lossless promise.
+        is_fitted: Whether trees grow only while rows pay, by costs measured in the same run.
     """
 
     name: str
@@ -35,16 +37,46 @@ class Preset:
     head: str
     speculation: dict[str, Any] | None
     about: str
+    kernels: str = EngineOptions.kernels
+    is_fitted: bool = False
 
-    def speculative_config(self, drafter: dict[str, Any]) -> SpeculativeConfig | None:
-        """Returns its speculation with `drafter` (its `model` or `method`)."""
-        return None if self.speculation is None else SpeculativeConfig(**drafter, **self.speculation)
+    @property
+    def engine(self) -> tuple[str, str]:
+        """What presets share an engine by: kernels and weight format."""
+        return self.kernels, self.weight_format
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether its tokens must be plain decoding's."""
+        return self.kernels == "lossless"
+
+    def speculative_config(
+        self, drafter: dict[str, Any], verify_costs: Sequence[float] | None = None
+    ) -> SpeculativeConfig | None:
+        """Returns its speculation.
+
+        Args:
+            drafter: `model` or `method` of the drafter.
+            verify_costs: Costs of steps of 1, 2, ... rows, for a fitted one.
+        """
+        if self.speculation is None:
+            return None
+        costs = verify_costs if self.is_fitted else None
+        return SpeculativeConfig(**drafter, **self.speculation, verify_costs=costs)
 
 
 PRESETS = {
     preset.name: preset
     for preset in (
         Preset("plain", "bf16", "dense", None, "BF16, a token a pass"),
+        Preset(
+            "stock",
+            "bf16",
+            "dense",
+            {"tree": "chain"},
+            "BF16 through cuBLASLt, the drafter's chain",
+            kernels="stock",
+        ),
         Preset(
             "ddtree",
             "bf16",
@@ -58,6 +90,14 @@ PRESETS = {
             "screened",
             {"tree_nodes": TREE_NODES, "q_passes": 1},
             "W12, two trees with a Q pass between, screened head",
+        ),
+        Preset(
+            "fitted",
+            "w12",
+            "screened",
+            {"tree_nodes": TREE_NODES, "q_passes": 1},
+            "the same, trees as large as measured costs pay for",
+            is_fitted=True,
         ),
     )
 }
@@ -73,11 +113,6 @@ LADDER = (
 )
 """Each step adds one part of the method to the one before."""
 
-NOT_BUILT = {
-    "stock": "it runs on cuBLASLt's matmuls, which this build has no engine for",
-}
-"""Presets that are refused, and why."""
-
 
 def presets_named(names: Sequence[str]) -> list[Preset]:
     """Returns presets in the order given.
@@ -88,8 +123,6 @@ def presets_named(names: Sequence[str]) -> list[Preset]:
     if len(set(names)) < len(names):
         raise option_error(f"each preset should be given once, got {', '.join(names)}")
     for name in names:
-        if name in NOT_BUILT:
-            raise option_error(f"preset {name!r} cannot be measured: {NOT_BUILT[name]}")
         if name not in PRESETS:
             raise option_error(f"preset should be one of {', '.join(PRESETS)}, got {name!r}")
     return [PRESETS[name] for name in names]
@@ -98,8 +131,8 @@ def presets_named(names: Sequence[str]) -> list[Preset]:
 def with_ladder(presets: Sequence[Preset]) -> list[Preset]:
     """Returns `presets` with the steps of the ladder that are none of them, before the last."""
 
-    def shape(preset: Preset) -> tuple[str, str, str]:
-        return preset.weight_format, preset.head, repr(preset.speculation)
+    def shape(preset: Preset) -> tuple[str, ...]:
+        return *preset.engine, preset.head, repr((preset.speculation, preset.is_fitted))
 
     taken = {shape(preset) for preset in presets}
     steps = [step for step in LADDER if shape(step) not in taken]
@@ -113,10 +146,11 @@ def opening_config(presets: Sequence[Preset], drafter: dict[str, Any]) -> Specul
         return None
     # Marginals are asked for with more candidates than any other scores.
     trees = {item.get("tree") for item in asked}
+    tree = "ddtree" if "ddtree" in trees else max(trees, key=str)
     return SpeculativeConfig(
         **drafter,
-        tree="ddtree" if "ddtree" in trees else max(trees, key=str),
-        tree_nodes=MOST_TREE_NODES,
+        tree=tree,
+        tree_nodes=None if tree == "chain" else MOST_TREE_NODES,
         q_passes=max(item.get("q_passes", 0) for item in asked),
     )
 

@@ -17,14 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from specpilot_rs.bench.presets import Preset, opening_config, opening_head
+from specpilot_rs.bench.presets import TREE_NODES, Preset, opening_config, opening_head
 from specpilot_rs.bench.progress import Progress
 from specpilot_rs.llm import LLM
 from specpilot_rs.options import SamplingParams, SpeculativeConfig
 from specpilot_rs.outputs import RequestOutput
 
-VERIFY_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+VERIFY_ROWS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 64)
 """Rows of a pass for the table of its cost."""
+MOST_CHAIN_ROWS = 16
+"""Rows of the longest chains: an anchor and what a block drafts."""
 VERIFY_TOKENS = 32
 """Tokens decoded for each entry of it."""
 BREAKDOWN_TOKENS = 64
@@ -41,11 +43,13 @@ class Sample:
         num_tokens: Tokens after the first, which the prompt gave.
         num_passes: Exact passes.
         seconds: From the first token to the last.
+        block: Which of the run's blocks it is of: presets of one block were timed in turn.
     """
 
     num_tokens: int
     num_passes: int
     seconds: float
+    block: int
 
 
 @dataclass
@@ -55,10 +59,11 @@ class PresetTiming:
     Attributes:
         preset: As it was asked for.
         plan: What the engine made of it.
-        samples: One a round.
+        samples: One a round and block.
         stage_times: Sums of `LLM.stage_times`, each stage on its own; None before they were taken.
         num_checked_tokens: Tokens compared with plain decoding's.
         num_wrong_tokens: Those that differed, counted to the end of the output from the first on.
+        num_parted: Outputs that differed.
         num_checked_logits: Rows of logits compared bit by bit.
         num_wrong_logits: Those that differed.
     """
@@ -69,6 +74,7 @@ class PresetTiming:
     stage_times: dict[str, Any] | None = None
     num_checked_tokens: int = 0
     num_wrong_tokens: int = 0
+    num_parted: int = 0
     num_checked_logits: int = 0
     num_wrong_logits: int = 0
 
@@ -79,6 +85,13 @@ class PresetTiming:
         self.num_checked_tokens += len(expected)
         if first is not None:
             self.num_wrong_tokens += len(expected) - first
+            self.num_parted += 1
+
+    @property
+    def mismatch_rate(self) -> float:
+        """Share of the tokens with the same text before them that were not plain decoding's."""
+        num_same = self.num_checked_tokens - self.num_wrong_tokens
+        return self.num_parted / max(num_same + self.num_parted, 1)
 
 
 @dataclass
@@ -86,7 +99,7 @@ class TimingRun:
     """A run and what it has found so far.
 
     Attributes:
-        open_llm: Opens the target with a weight format, a head and some speculation.
+        open_llm: Opens the target as a preset needs it, with a head and some speculation.
         drafter: `model` or `method` of the drafter; empty where it comes with the target.
         prompts: One a round, the first one also to warm up; token ids or texts.
         presets: What is measured, in this order; the last is compared with each other.
@@ -94,12 +107,13 @@ class TimingRun:
         is_planted: Whether drafters go by scripts.
         verify_costs: Whether to measure what a pass costs by its rows.
         timings: One per preset.
-        costs: Per weight format the milliseconds of a pass by its rows.
+        costs: Per engine the milliseconds of a pass by its rows.
         clocks: What the GPU said before each round.
         is_complete: Whether all rounds are done.
+        facts: What the first engine said of itself.
     """
 
-    open_llm: Callable[[str, str, SpeculativeConfig | None], LLM]
+    open_llm: Callable[[Preset, str, SpeculativeConfig | None], LLM]
     drafter: dict[str, Any]
     prompts: Sequence[dict[str, Any]]
     presets: Sequence[Preset]
@@ -111,7 +125,8 @@ class TimingRun:
     costs: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     clocks: list[dict[str, float]] = field(default_factory=list)
     is_complete: bool = False
-    _llms: dict[str, LLM] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    _llms: dict[tuple[str, str], LLM] = field(default_factory=dict)
     _plain: dict[int, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -124,40 +139,75 @@ class TimingRun:
         Raises:
             SpecPilotError: An engine cannot be opened or a prompt not be served. What was found stays.
         """
-        self.progress.start((len(self.prompts) + 1) * (len(self.presets) + 1))
-        self._open_all()
-        self._decode_plainly()
-        self.progress.note("warm-up, and all logits of a few rows")
-        self._check_logits()
-        for number, prompt in enumerate(self.prompts):
-            if (clocks := gpu_clocks()) is not None:
-                self.clocks.append(clocks)
-            for timing in self.timings:
-                llm = self._switch(timing)
-                [output] = self._generate(llm, prompt)
-                timing.check(output.outputs[0].token_ids, self._plain[number])
-                timing.samples.append(_sample(output))
-                self.progress.advance(1)
-            self.progress.note(f"round {number + 1}: " + self._round_line())
-        self._break_down()
-        if self.verify_costs:
-            self._measure_costs()
+        blocks = self._blocks()
+        num_timed = sum(map(len, blocks)) + sum(not item.preset.is_lossless for item in self.timings)
+        self.progress.start(len(self.prompts) * (num_timed + 1))
+        for block, timings in enumerate(blocks):
+            self._open(timings)
+            self._measure_costs([timing for timing in timings if timing.preset.is_fitted])
+            self.progress.note("warm-up, and all logits of a few rows")
+            self._check_logits(timings)
+            for number, prompt in enumerate(self.prompts):
+                if (clocks := gpu_clocks()) is not None:
+                    self.clocks.append(clocks)
+                for timing in timings:
+                    llm = self._switch(timing)
+                    [output] = self._generate(llm, prompt)
+                    timing.check(output.outputs[0].token_ids, self._plain[number])
+                    timing.samples.append(_sample(output, block))
+                    self.progress.advance(1)
+                self.progress.note(f"round {number + 1}: {_round_line(timings)}")
+            self.progress.note("times of stages")
+            for timing in timings:
+                if timing.stage_times is None:
+                    num_tokens = min(BREAKDOWN_TOKENS, self.max_tokens)
+                    timing.stage_times = self._stage_times(self._switch(timing), num_tokens)
+            if self.verify_costs:
+                self._measure_costs(timings)
         self.is_complete = True
 
-    def llms(self) -> dict[str, LLM]:
-        """Returns the opened engines by weight format."""
-        return self._llms
+    def _blocks(self) -> list[list[PresetTiming]]:
+        """Presets by the engines that are open together: beside stock ones only the last's, for memory."""
+        last = self.timings[-1]
+        own = [timing for timing in self.timings if timing.preset.is_lossless]
+        stock = [timing for timing in self.timings if not timing.preset.is_lossless]
+        beside = [last] if last.preset.is_lossless else []
+        return [block for block in (own, [*stock, *beside] if stock else []) if block]
 
-    def _open_all(self) -> None:
-        for weight_format in dict.fromkeys(preset.weight_format for preset in self.presets):
-            sharing = [preset for preset in self.presets if preset.weight_format == weight_format]
+    def _open(self, timings: Sequence[PresetTiming]) -> None:
+        """Opens the engines of a block and closes others."""
+        wanted = {timing.preset.engine for timing in timings}
+        for engine in set(self._llms) - wanted:
+            del self._llms[engine]
+        for engine in dict.fromkeys(timing.preset.engine for timing in timings):
+            if engine in self._llms:
+                continue
+            sharing = [timing.preset for timing in self.timings if timing.preset.engine == engine]
             speculation = opening_config(sharing, self.drafter)
-            self.progress.note(f"opening with {weight_format} weights")
-            self._llms[weight_format] = self.open_llm(weight_format, opening_head(sharing), speculation)
+            self.progress.note(f"opening {sharing[0].kernels} kernels with {engine[1]} weights")
+            llm = self.open_llm(sharing[0], opening_head(sharing), speculation)
+            self._llms[engine] = llm
+            self.facts = self.facts or llm.describe()
+            if not sharing[0].is_lossless:
+                self._write_stock_scripts(llm, sharing)
+        if not self._plain:
+            self._decode_plainly()
+
+    def _write_stock_scripts(self, llm: LLM, presets: Sequence[Preset]) -> None:
+        """Tells a planted drafter what stock kernels say, in passes of as many rows as when timed."""
+        if not self.is_planted:
+            return
+        llm.switch_speculation(presets[0].speculative_config(self.drafter))
+        for prompt in self.prompts:
+            # No script goes on here yet, so drafts are wrong and no rows are saved.
+            [output] = self._generate(llm, prompt)
+            llm.add_script(output.prompt_token_ids + output.outputs[0].token_ids)
+            self.progress.advance(1)
 
     def _switch(self, timing: PresetTiming) -> LLM:
-        preset, llm = timing.preset, self._llms[timing.preset.weight_format]
-        llm.switch_speculation(preset.speculative_config(self.drafter), head=preset.head)
+        preset, llm = timing.preset, self._llms[timing.preset.engine]
+        costs = self._step_costs(preset) if preset.is_fitted else None
+        llm.switch_speculation(preset.speculative_config(self.drafter, costs), head=preset.head)
         timing.plan = llm.describe()
         return llm
 
@@ -172,15 +222,16 @@ class TimingRun:
                 other.add_script(output.prompt_token_ids + output.outputs[0].token_ids)
             self.progress.advance(1)
 
-    def _check_logits(self) -> None:
+    def _check_logits(self, timings: Sequence[PresetTiming]) -> None:
         """Compares all logits of some rows with those of plain decoding, and so warms up."""
-        plain = PresetTiming(Preset("plain", self.presets[0].weight_format, "dense", None, ""))
-        expected = self._logits(plain)
-        for timing in self.timings:
-            got = self._logits(timing)
-            differ = (got.view(np.uint32) != expected.view(np.uint32)).any(axis=1)
-            timing.num_checked_logits += len(differ)
-            timing.num_wrong_logits += int(differ.sum())
+        own = [timing for timing in timings if timing.preset.is_lossless]
+        expected = self._logits(PresetTiming(_plain_on(own[0].preset))) if own else None
+        for timing in timings:
+            if timing.preset.is_lossless and expected is not None:
+                got = self._logits(timing)
+                differ = (got.view(np.uint32) != expected.view(np.uint32)).any(axis=1)
+                timing.num_checked_logits += len(differ)
+                timing.num_wrong_logits += int(differ.sum())
             self._generate(self._switch(timing), self.prompts[0], max_tokens=LOGIT_TOKENS)
 
     def _logits(self, timing: PresetTiming) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -190,12 +241,14 @@ class TimingRun:
         )
         return output.record.logits  # type: ignore[union-attr]
 
-    def _break_down(self) -> None:
-        """Takes the times of stages, each waited for on its own."""
-        self.progress.note("times of stages")
-        num_tokens = min(BREAKDOWN_TOKENS, self.max_tokens)
-        for timing in self.timings:
-            timing.stage_times = self._stage_times(self._switch(timing), num_tokens)
+    def _step_costs(self, preset: Preset) -> list[float]:
+        """Milliseconds of a step of 1, 2, ... rows; unmeasured ones cost what the next measured one does."""
+        measured = {row["rows"]: row["step_ms"] for row in self.costs[" ".join(preset.engine)]}
+        num_q_passes = 0 if preset.speculation is None else preset.speculation.get("q_passes", 0)
+        # A Q pass and the draft before it take about what a step of its tree does.
+        before = num_q_passes * measured[TREE_NODES]
+        rows = range(1, max(VERIFY_ROWS) + 1)
+        return [before + measured[min(item for item in measured if item >= num_rows)] for num_rows in rows]
 
     def _stage_times(self, llm: LLM, num_tokens: int) -> dict[str, Any]:
         llm.set_stage_clock(settled=True)
@@ -204,28 +257,38 @@ class TimingRun:
         llm.set_stage_clock(settled=False)
         return times
 
-    def _measure_costs(self) -> None:
-        """Measures what an exact pass costs by its rows."""
-        for weight_format, llm in self._llms.items():
-            opened = [preset for preset in self.presets if preset.weight_format == weight_format]
-            if (most := opening_config(opened, self.drafter)) is None:
+    def _measure_costs(self, timings: Sequence[PresetTiming]) -> None:
+        """Measures what an exact pass costs by its rows, on each engine once."""
+        for engine in dict.fromkeys(timing.preset.engine for timing in timings):
+            llm, name = self._llms[engine], " ".join(engine)
+            opened = [preset for preset in self.presets if preset.engine == engine]
+            most = opening_config(opened, self.drafter)
+            if most is None or name in self.costs:
                 continue
             head = opening_head(opened)
-            self.progress.note(f"cost of a pass by its rows, {weight_format}")
+            self.progress.note(f"cost of a pass by its rows, {name}")
             rows = []
             for num_rows in VERIFY_ROWS:
+                if most.tree == "chain" and num_rows > MOST_CHAIN_ROWS:
+                    break
                 speculation = SpeculativeConfig(**self.drafter, tree=most.tree, tree_nodes=num_rows)
                 llm.switch_speculation(None if num_rows == 1 else speculation, head=head)
                 num_tokens = min(VERIFY_TOKENS, self.max_tokens)
                 # Graphs are captured the first time.
                 self._generate(llm, self.prompts[0], max_tokens=num_tokens)
                 times = self._stage_times(llm, num_tokens)
-                per_step = {
-                    f"{stage}_ms": 1e3 * times["seconds"][stage] / max(times["num_steps"], 1)
-                    for stage in ("forward", "head")
+                stage_ms = {
+                    stage: 1e3 * seconds / max(times["num_steps"], 1)
+                    for stage, seconds in times["seconds"].items()
                 }
-                rows.append({"rows": num_rows, **per_step})
-            self.costs[weight_format] = rows
+                entry = {
+                    "rows": num_rows,
+                    "forward_ms": stage_ms["forward"],
+                    "head_ms": stage_ms["head"],
+                    "step_ms": sum(stage_ms.values()),
+                }
+                rows.append(entry)
+            self.costs[name] = rows
 
     def _generate(
         self, llm: LLM, prompt: dict[str, Any], max_tokens: int | None = None, **record: bool
@@ -237,14 +300,20 @@ class TimingRun:
         )
         return llm.generate(prompt, params, use_tqdm=False, **record)
 
-    def _round_line(self) -> str:
-        last = [(timing.preset.name, timing.samples[-1]) for timing in self.timings]
-        return ", ".join(f"{name} {sample.num_tokens / sample.seconds:.1f} tokens/s" for name, sample in last)
+
+def _plain_on(preset: Preset) -> Preset:
+    """Plain decoding on the engine of a preset."""
+    return Preset("plain", preset.weight_format, "dense", None, "", preset.kernels)
 
 
-def _sample(output: RequestOutput) -> Sample:
+def _sample(output: RequestOutput, block: int) -> Sample:
     metrics = output.metrics
-    return Sample(metrics.num_output_tokens - 1, metrics.num_target_passes, metrics.decode_time_s)
+    return Sample(metrics.num_output_tokens - 1, metrics.num_target_passes, metrics.decode_time_s, block)
+
+
+def _round_line(timings: Sequence[PresetTiming]) -> str:
+    last = [(timing.preset.name, timing.samples[-1]) for timing in timings]
+    return ", ".join(f"{name} {sample.num_tokens / sample.seconds:.1f} tokens/s" for name, sample in last)
 
 
 def gpu_clocks() -> dict[str, float] | None:

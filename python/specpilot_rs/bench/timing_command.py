@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import typer
@@ -24,6 +24,9 @@ from specpilot_rs.errors import SpecPilotError
 from specpilot_rs.options import SpeculativeConfig, option_error
 from specpilot_rs.output_file import writing
 from specpilot_rs.prompt_input import prompt_of, read_jsonl
+
+if TYPE_CHECKING:
+    from specpilot_rs.llm import LLM
 
 _ROOM_TOKENS = 64
 """Positions beyond prompt and output that trees may take."""
@@ -105,7 +108,7 @@ def measure_presets(settings: TimingSettings, files: Mapping[str, Path | None], 
         _publish(run, settings, files, as_json)
     is_wrong = False
     for timing in run.timings:
-        if timing.num_wrong_tokens or timing.num_wrong_logits:
+        if timing.preset.is_lossless and (timing.num_wrong_tokens or timing.num_wrong_logits):
             is_wrong = True
             typer.echo(
                 f"NOT LOSSLESS: {timing.preset.name}: {timing.num_wrong_tokens} tokens and "
@@ -126,14 +129,13 @@ def _drafter(settings: TimingSettings) -> dict[str, Any]:
     return {"method": "dflash2"} if settings.model is None else {}
 
 
-def _open(
-    settings: TimingSettings, weight_format: str, head: str, speculation: SpeculativeConfig | None
-) -> Any:
+def _open(settings: TimingSettings, preset: Preset, head: str, speculation: SpeculativeConfig | None) -> LLM:
     from specpilot_rs.llm import LLM
 
     options: dict[str, Any] = {
         "speculative_config": speculation,
-        "weight_format": weight_format,
+        "kernels": preset.kernels,
+        "weight_format": preset.weight_format,
         "head": head,
         "device": settings.device,
         "max_model_len": settings.max_model_len,
@@ -172,7 +174,7 @@ def _prompts(settings: TimingSettings) -> list[dict[str, Any]]:
 def _publish(
     run: TimingRun, settings: TimingSettings, files: Mapping[str, Path | None], as_json: bool
 ) -> None:
-    plan = next(iter(run.llms().values())).describe()
+    plan = run.facts
     is_planted = settings.planted is not None
     facts = {
         "target": f"planted {settings.planted}" if is_planted else settings.model or "demo",

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from specpilot_rs import __version__
 from specpilot_rs.bench.resampling import CONFIDENCE, NUM_RESAMPLES, interval
 from specpilot_rs.bench.table import aligned
-from specpilot_rs.bench.timing import PresetTiming, TimingRun
+from specpilot_rs.bench.timing import PresetTiming, Sample, TimingRun
 
 STAGES = (
     "draft",
@@ -44,53 +44,56 @@ def build_timing_report(run: TimingRun, settings: Mapping[str, Any], seed: int) 
     Returns:
         Settings, `complete`, `presets`, `ratios` of the last preset to each other, `verify_costs`, `clocks`.
     """
-    num_rounds = min(len(timing.samples) for timing in run.timings)
-    draws = np.random.default_rng(seed).integers(num_rounds, size=(NUM_RESAMPLES, num_rounds))
+    random = np.random.default_rng(seed)
     return {
         "version": __version__,
         **settings,
         "complete": run.is_complete,
-        "num_rounds": num_rounds,
+        "num_rounds": min(len(timing.samples) for timing in run.timings),
         "seed": seed,
         "num_resamples": NUM_RESAMPLES,
         "confidence": CONFIDENCE,
-        "presets": [_preset(timing, draws) for timing in run.timings],
-        "ratios": list(_ratios(run.timings, draws)),
+        "presets": [_preset(timing, random) for timing in run.timings],
+        "ratios": list(_ratios(run.timings, random)),
         "verify_costs": run.costs,
         "clocks": run.clocks,
     }
 
 
-def _median(values: NDArray[np.float64], draws: NDArray[np.int64]) -> dict[str, Any]:
+def _median(values: NDArray[np.float64], random: np.random.Generator) -> dict[str, Any]:
     """Median over rounds with its interval."""
+    draws = random.integers(len(values), size=(NUM_RESAMPLES, len(values)))
     return {
         "median": float(np.median(values)),
         "interval": list(interval(np.median(values[draws], axis=1))),
     }
 
 
-def _rates(timing: PresetTiming, num_rounds: int) -> NDArray[np.float64]:
-    return np.array([item.num_tokens / item.seconds for item in timing.samples[:num_rounds]])
+def _rates(samples: Sequence[Sample]) -> NDArray[np.float64]:
+    return np.array([item.num_tokens / item.seconds for item in samples])
 
 
-def _preset(timing: PresetTiming, draws: NDArray[np.int64]) -> dict[str, Any]:
-    samples = timing.samples[: draws.shape[1]]
+def _preset(timing: PresetTiming, random: np.random.Generator) -> dict[str, Any]:
+    samples = timing.samples
     num_passes = sum(item.num_passes for item in samples)
-    plan = timing.plan
+    preset, plan = timing.preset, timing.plan
     return {
-        "name": timing.preset.name,
-        "about": timing.preset.about,
+        "name": preset.name,
+        "about": preset.about,
+        "kernels": preset.kernels,
         **{key: plan[key] for key in ("weight_format", "head", "tree", "tree_nodes", "q_passes")},
-        "is_plain": timing.preset.speculation is None,
+        "is_plain": preset.speculation is None,
         "weight_bytes": plan["weight_bytes"],
-        "tokens_per_s": _median(_rates(timing, len(samples)), draws),
-        "step_ms": _median(np.array([1e3 * item.seconds / item.num_passes for item in samples]), draws),
+        "tokens_per_s": _median(_rates(samples), random),
+        "step_ms": _median(np.array([1e3 * item.seconds / item.num_passes for item in samples]), random),
         "tau": sum(item.num_tokens for item in samples) / num_passes,
         "num_passes": num_passes,
         "stages_ms": _stages_ms(timing.stage_times),
         "activity_per_step": _activity(timing.stage_times),
+        "is_lossless": preset.is_lossless,
         "num_checked_tokens": timing.num_checked_tokens,
         "num_wrong_tokens": timing.num_wrong_tokens,
+        "mismatch_rate": timing.mismatch_rate,
         "num_checked_logit_rows": timing.num_checked_logits,
         "num_wrong_logit_rows": timing.num_wrong_logits,
         "rounds": [dataclasses.asdict(item) for item in samples],
@@ -109,12 +112,16 @@ def _activity(times: dict[str, Any] | None) -> dict[str, float] | None:
     return {name: count / times["num_steps"] for name, count in times["activity"].items()}
 
 
-def _ratios(timings: Sequence[PresetTiming], draws: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
-    num_rounds = draws.shape[1]
+def _ratios(timings: Sequence[PresetTiming], random: np.random.Generator) -> Iterator[dict[str, Any]]:
     *others, last = timings
     for other in others:
-        ratios = _rates(last, num_rounds) / _rates(other, num_rounds)
-        yield {"of": last.preset.name, "to": other.preset.name, **_median(ratios, draws)}
+        block = other.samples[0].block
+        own = [sample for sample in last.samples if sample.block == block]
+        if not own:
+            continue
+        num_rounds = min(len(own), len(other.samples))
+        ratios = _rates(own[:num_rounds]) / _rates(other.samples[:num_rounds])
+        yield {"of": last.preset.name, "to": other.preset.name, **_median(ratios, random)}
 
 
 def timing_lines(report: Mapping[str, Any]) -> Iterator[str]:
@@ -166,8 +173,8 @@ def timing_lines(report: Mapping[str, Any]) -> Iterator[str]:
         shown = [item for item in report["presets"] if item["stages_ms"]]
         yield from aligned([header, *(_stage_cells(item) for item in shown)])
         yield ""
-    for weight_format, rows in report["verify_costs"].items():
-        yield f"milliseconds of an exact pass by its rows, {weight_format}: layers + LM head"
+    for engine, rows in report["verify_costs"].items():
+        yield f"milliseconds of an exact pass by its rows, {engine}: layers + LM head"
         cells = [(str(row["rows"]), f"{row['forward_ms']:.2f} + {row['head_ms']:.2f}") for row in rows]
         yield "  ".join(": ".join(cell) for cell in cells)
     if report["clocks"]:
@@ -189,8 +196,10 @@ def _cells(item: Mapping[str, Any]) -> tuple[str, ...]:
         f"{low:.1f} to {high:.1f}",
         f"{item['tau']:.2f}",
         f"{item['step_ms']['median']:.3f}",
-        f"{item['num_wrong_tokens']} of {item['num_checked_tokens']}",
-        f"{item['num_wrong_logit_rows']} of {item['num_checked_logit_rows']}",
+        f"{item['num_wrong_tokens']} of {item['num_checked_tokens']}"
+        if item["is_lossless"]
+        else f"rate {item['mismatch_rate']:.2%}",
+        f"{item['num_wrong_logit_rows']} of {item['num_checked_logit_rows']}" if item["is_lossless"] else "-",
     )
 
 

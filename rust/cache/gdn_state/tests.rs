@@ -83,7 +83,14 @@ impl Model {
     }
 
     fn cache(&self, num_slots: usize) -> GdnCache {
-        GdnCache::new(&self.device, self.shape.clone(), NUM_LAYERS, num_slots).unwrap()
+        GdnCache::new(
+            &self.device,
+            Recurrence::Anchored,
+            self.shape.clone(),
+            NUM_LAYERS,
+            num_slots,
+        )
+        .unwrap()
     }
 
     /// Runs a pass over the given segments `(slot, parents, inputs)`; layers differ in their gate `b`. Returns what

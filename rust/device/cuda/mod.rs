@@ -7,13 +7,14 @@
 mod cache;
 mod capture;
 mod compiler;
+mod cublaslt;
 mod launch;
 mod loaded;
 mod probe;
 mod source;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use cudarc::driver::{CudaContext, CudaFunction, CudaSlice, CudaStream, DevicePtr, DriverError};
@@ -25,6 +26,7 @@ use crate::error::DeviceError;
 pub use cache::CubinCache;
 pub use capture::CapturedLaunches;
 pub use compiler::{Arch, Compiled, compile, compiler_version};
+pub use cublaslt::{CublasLt, LtOperands, LtProduct, LtShape};
 pub use launch::{Launch, Shape};
 use loaded::LoadedKernels;
 pub use probe::{GpuFacts, MIN_DRIVER_VERSION, free_bytes, gpu_facts, is_usable, num_devices};
@@ -42,6 +44,7 @@ pub struct CudaDevice {
     host: HostDevice,
     arch: Arch,
     kernels: LoadedKernels,
+    cublaslt: OnceLock<CublasLt>,
     limits: Limits,
     bytes_allocated: AtomicU64,
     /// Shared with the buffers, which copy without asking the device.
@@ -95,6 +98,7 @@ impl CudaDevice {
             host,
             arch: Arch::of_gpu(major, minor)?,
             kernels: LoadedKernels::new(CubinCache::in_user_folder()),
+            cublaslt: OnceLock::new(),
             limits,
             bytes_allocated: AtomicU64::new(0),
             activity: Arc::default(),
@@ -135,6 +139,27 @@ impl CudaDevice {
     /// The stream of all work.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
+    }
+
+    /// cuBLASLt on this GPU, opened now if it was never before.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoCublasLt`] where it is not installed; [`DeviceError::CublasLt`], [`DeviceError::OutOfMemory`].
+    pub fn cublaslt(&self) -> Result<&CublasLt, DeviceError> {
+        if let Some(opened) = self.cublaslt.get() {
+            return Ok(opened);
+        }
+        let opened = CublasLt::new(self)?;
+        Ok(self.cublaslt.get_or_init(|| opened))
+    }
+
+    /// Makes this GPU the calling thread's own, for libraries that ask which one it is.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    fn bind(&self) -> Result<(), DeviceError> {
+        let entered = self.context.bind_to_thread();
+        entered.map_err(driver("entering the GPU's context"))
     }
 
     /// Host threads for loading and packing.

@@ -39,12 +39,14 @@ pub const KERNEL_SOURCES: &[KernelSource] = sources! {
     "gate", true;
     "gather_taps", true;
     "gdn_fold", true;
+    "gdn_recurrent", true;
     "gdn_wy", true;
     "greedy_argmax", true;
     "lm_head_screen", true;
     "plant_matrix", false;
     "rms_norm", true;
     "rope", true;
+    "round_rows", true;
     "tree_attention", true;
     "w12_matmul", true;
 };

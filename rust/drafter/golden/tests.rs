@@ -8,6 +8,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use crate::cache::gdn_state::Recurrence;
 use crate::cache::slots::SequenceCaches;
 use crate::device::Buffer;
 use crate::drafter::config::format::tests::{
@@ -88,7 +89,8 @@ fn taps(layers: &[usize], token_ids: &[u32]) -> Vec<Buffer<f32>> {
     let mut decoder = Decoder::new(config.clone(), weights, layers, head, 64, device).unwrap();
     let shape = gdn_shape(config);
     let cached = layer_caches(config);
-    let mut caches = SequenceCaches::new(device, &cached, shape, 1, NUM_PAGES).unwrap();
+    let mut caches =
+        SequenceCaches::new(device, &cached, Recurrence::Anchored, shape, 1, NUM_PAGES).unwrap();
     let slot = caches.admit(token_ids.len()).unwrap();
     let mut taps = vec![Vec::new(); layers.len()];
     for (chunk_index, chunk) in token_ids.chunks(32).enumerate() {

@@ -13,6 +13,7 @@ mod embed_rows;
 mod gate;
 mod gather_taps;
 mod gdn_fold;
+mod gdn_recurrent;
 mod gdn_wy;
 mod greedy_argmax;
 mod linear;
@@ -20,6 +21,7 @@ mod lm_head_screen;
 mod plant_matrix;
 mod rms_norm;
 mod rope;
+mod round_rows;
 mod sample_rows;
 mod tree_attention;
 mod w12_matmul;
@@ -66,6 +68,8 @@ pub(super) mod kernels_module {
     #[pymodule_export]
     use super::gdn_fold::gdn_fold;
     #[pymodule_export]
+    use super::gdn_recurrent::{gdn_recurrent, gdn_recurrent_advance};
+    #[pymodule_export]
     use super::gdn_wy::{gdn_anchor_of, gdn_wy};
     #[pymodule_export]
     use super::greedy_argmax::greedy_argmax;
@@ -79,6 +83,8 @@ pub(super) mod kernels_module {
     use super::rms_norm::rms_norm;
     #[pymodule_export]
     use super::rope::rope;
+    #[pymodule_export]
+    use super::round_rows::round_rows;
     #[pymodule_export]
     use super::sample_rows::sample_rows;
     #[pymodule_export]
