@@ -161,7 +161,6 @@ def test_differences_are_counted_to_the_end_of_an_output() -> None:
             ("--presets", "plain,fast", *TINY),
             "preset should be one of plain, stock, ddtree, specpilot, fitted, got 'fast'",
         ),
-        (("--presets", "plain,stock", *TINY), "a GPU with kernels"),
         (("--presets", "plain,plain", *TINY), "each preset should be given once"),
         (("--presets", "plain", "--planted", "qwen"), "--planted should be one of qwen3.8-27b"),
         (("--presets", "plain"), "or --planted NAME"),
@@ -175,6 +174,12 @@ def test_differences_are_counted_to_the_end_of_an_output() -> None:
 )
 def test_what_cannot_be_measured_is_refused(arguments: tuple[str, ...], message: str) -> None:
     assert message in error_of("bench", *arguments)
+
+
+def test_stock_kernels_want_a_gpu() -> None:
+    printed = specpilot("bench", "--presets", "stock", *TINY)
+    assert printed.returncode == 2
+    assert b'a GPU with kernels "stock"' in printed.stderr
 
 
 def test_clocks_are_left_out_where_there_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
