@@ -21,10 +21,10 @@ struct AppendKvParams {
 };
 
 extern "C" __global__ void append_kv(const __grid_constant__ AppendKvParams p) {
-    wait_for_predecessors();
     launch_dependents();
     const KvLayer& layer = p.layers[blockIdx.x / p.num_rows];
     const PlacedRow placed = p.rows[blockIdx.x % p.num_rows];
+    wait_for_predecessors();
     const u64 row_len = static_cast<u64>(layer.kv_heads) * layer.head_dim;
     for (u32 head = 0; head < layer.kv_heads; head++) {
         const u64 from = placed.row * row_len + static_cast<u64>(head) * layer.head_dim;

@@ -18,11 +18,11 @@ struct AppendRingParams {
 };
 
 extern "C" __global__ void append_ring(const __grid_constant__ AppendRingParams p) {
-    wait_for_predecessors();
     launch_dependents();
     const u32 index = blockIdx.x % p.num_rows;
     const Ring& ring = p.rings[blockIdx.x / p.num_rows];
     const PlacedRow placed = p.rows[index];
+    wait_for_predecessors();
     // A later row of the slot has the same lane: only that one stays.
     const u32 next = index + ring.ring_len;
     if (next < p.num_rows && p.rows[next].slot == placed.slot) return;

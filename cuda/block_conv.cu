@@ -16,8 +16,8 @@ struct BlockConvParams {
 };
 
 extern "C" __global__ void block_conv(const __grid_constant__ BlockConvParams p) {
-    wait_for_predecessors();
     launch_dependents();
+    wait_for_predecessors();
     const u32 index = blockIdx.x * blockDim.x + threadIdx.x;
     const u32 row = index / p.width, channel = index % p.width;
     if (row >= p.num_rows) return;

@@ -194,7 +194,6 @@ struct WarpQueries {
 template <u32 QUERIES, u32 LANE_QUADS>
 __device__ __forceinline__ void draft_block_part(const DraftBlockParams& p) {
     extern __shared__ __align__(16) float shared_floats[];
-    wait_for_predecessors();
     launch_dependents();
     constexpr u32 TILE_QUERIES = BLOCK_WARPS * QUERIES;
     const u32 group = p.q_heads / p.kv_heads, num_queries = p.block_size * group;
@@ -204,6 +203,7 @@ __device__ __forceinline__ void draft_block_part(const DraftBlockParams& p) {
     place /= num_tiles;
     const u32 head = place % p.kv_heads, block = place / p.kv_heads % p.num_blocks, part = place / p.kv_heads / p.num_blocks;
     const Sight sight(p, block);
+    wait_for_predecessors();
     if (part >= sight.num_parts) return;
     // A quad more than the head keeps lanes that read different keys in different banks.
     const u32 row_len = (p.head_dim + 3) / 4 * 4 + 4;
@@ -276,8 +276,8 @@ DRAFT_BLOCK_PART(draft_block_part_256, 2, 2)
 // A warp joins the parts of one query.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) draft_block_join(const __grid_constant__ DraftBlockParams p) {
     constexpr u32 LANE_DIMS = MAX_HEAD_DIM / WARP_LANES;
-    wait_for_predecessors();
     launch_dependents();
+    wait_for_predecessors();
     const u32 group = p.q_heads / p.kv_heads, num_queries = p.block_size * group;
     const u32 index = blockIdx.x * BLOCK_WARPS + threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     if (index >= num_queries * p.kv_heads * p.num_blocks) return;

@@ -37,8 +37,8 @@ __device__ __forceinline__ float score_of(const DraftSelectParams& p, float logi
 
 extern "C" __global__ void __launch_bounds__(TOP_THREADS) draft_select_parts(const __grid_constant__ DraftSelectParams p) {
     __shared__ TopKeys top;
-    wait_for_predecessors();
     launch_dependents();
+    wait_for_predecessors();
     const u32 row = blockIdx.x / p.num_parts, part = blockIdx.x % p.num_parts;
     const float* logits = p.logits + static_cast<u64>(row) * p.vocab_size;
     u64 keys[THREAD_KEYS], best = 0;
@@ -61,8 +61,8 @@ extern "C" __global__ void __launch_bounds__(TOP_THREADS) draft_select_parts(con
 extern "C" __global__ void __launch_bounds__(TOP_THREADS) draft_select_rows(const __grid_constant__ DraftSelectParams p) {
     __shared__ TopKeys top;
     __shared__ u64 best[MAX_TOP_K];
-    wait_for_predecessors();
     launch_dependents();
+    wait_for_predecessors();
     const u32 row = blockIdx.x, num_keys = p.num_parts * p.top_k;
     const u64* of_parts = p.keys + static_cast<u64>(row) * num_keys;
     const u32 step = BLOCK_KEYS - p.top_k;
@@ -117,8 +117,8 @@ __device__ __forceinline__ void copy_codes(float* to, u32 row_len, const u8* cod
 
 extern "C" __global__ void __launch_bounds__(TOP_THREADS) draft_select_scores(const __grid_constant__ DraftSelectParams p) {
     extern __shared__ float shared_floats[];
-    wait_for_predecessors();
     launch_dependents();
+    wait_for_predecessors();
     const u32 row = blockIdx.x;
     const bool is_first = row < p.num_blocks;
     const u32 num_parents = is_first ? 1 : p.top_k;

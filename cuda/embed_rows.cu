@@ -14,8 +14,8 @@ struct EmbedRowsParams {
 
 // A thread takes four columns.
 extern "C" __global__ void embed_rows(const __grid_constant__ EmbedRowsParams p) {
-    wait_for_predecessors();
     launch_dependents();
+    wait_for_predecessors();
     const u32 row_quads = (p.width + 3) / 4;
     const u32 index = blockIdx.x * blockDim.x + threadIdx.x;
     const u32 row = index / row_quads, quad = index % row_quads;

@@ -12,8 +12,8 @@ struct GateParams {
 
 template <bool IS_SILU>
 __device__ __forceinline__ void gate(const GateParams& p) {
-    wait_for_predecessors();
     launch_dependents();
+    wait_for_predecessors();
     const u64 num_values = static_cast<u64>(p.num_vectors) * p.width;
     for (u64 i = static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x; i < num_values; i += static_cast<u64>(gridDim.x) * blockDim.x) {
         const float x = p.x[p.x_offset + i / p.width * p.x_stride + i % p.width];

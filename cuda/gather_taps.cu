@@ -15,8 +15,8 @@ struct GatherTapsParams {
 
 template <class Piece>
 __device__ __forceinline__ void gather_taps(const GatherTapsParams& p) {
-    wait_for_predecessors();
     launch_dependents();
+    wait_for_predecessors();
     const u32 row_len = p.num_taps * p.width;
     const u64 num_pieces = static_cast<u64>(p.num_rows) * row_len;
     for (u64 i = static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x; i < num_pieces; i += static_cast<u64>(gridDim.x) * blockDim.x) {

@@ -23,8 +23,8 @@ struct GreedyArgmaxParams {
 
 extern "C" __global__ void __launch_bounds__(BLOCK_WARPS* WARP_LANES) greedy_argmax_parts(const __grid_constant__ GreedyArgmaxParams p) {
     __shared__ u32 mask[MASK_WORDS];
-    wait_for_predecessors();
     launch_dependents();
+    wait_for_predecessors();
     const u32 row = blockIdx.x / p.num_parts, part = blockIdx.x % p.num_parts;
     const u32 first = part * PART_LEN, end = min(first + PART_LEN, p.vocab_size);
     const u32 mask_start = p.mask_starts[row], mask_end = p.mask_starts[row + 1];
@@ -46,8 +46,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_WARPS* WARP_LANES) greedy_arg
 }
 
 extern "C" __global__ void __launch_bounds__(WARP_LANES) greedy_argmax_rows(const __grid_constant__ GreedyArgmaxParams p) {
-    wait_for_predecessors();
     launch_dependents();
+    wait_for_predecessors();
     u64 best = 0;
     for (u32 part = threadIdx.x; part < p.num_parts; part += WARP_LANES) best = max(best, p.keys[blockIdx.x * p.num_parts + part]);
     best = warp_max(best);

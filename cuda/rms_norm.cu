@@ -95,8 +95,8 @@ struct VectorPart {
 extern "C" __global__ void __launch_bounds__(SHORT_VECTORS* WARP_LANES) rms_norm_short(const __grid_constant__ RmsNormParams p) {
     const u32 i = blockIdx.x * SHORT_VECTORS + threadIdx.x / WARP_LANES;
     VectorPart<WARP_LANES, 4> part(p, threadIdx.x % WARP_LANES);
-    wait_for_predecessors();
     launch_dependents();
+    wait_for_predecessors();
     if (i >= p.num_vectors) return;
     const float* x = p.x + p.x_offset + i * p.x_stride;
     const float sum = warp_sum(part.sum_of_squares(x));
@@ -105,8 +105,8 @@ extern "C" __global__ void __launch_bounds__(SHORT_VECTORS* WARP_LANES) rms_norm
 
 extern "C" __global__ void __launch_bounds__(LONG_WARPS* WARP_LANES) rms_norm_long(const __grid_constant__ RmsNormParams p) {
     VectorPart<LONG_WARPS * WARP_LANES, 4> part(p, threadIdx.x);
-    wait_for_predecessors();
     launch_dependents();
+    wait_for_predecessors();
     const float* x = p.x + p.x_offset + blockIdx.x * p.x_stride;
     const float sum = block_sum<LONG_WARPS>(part.sum_of_squares(x));
     part.normalise(x, p.y + static_cast<u64>(blockIdx.x) * p.width, sum);

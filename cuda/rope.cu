@@ -13,13 +13,13 @@ struct RopeParams {
 };
 
 extern "C" __global__ void rope(const __grid_constant__ RopeParams p) {
-    wait_for_predecessors();
     launch_dependents();
     const u32 index = blockIdx.x * blockDim.x + threadIdx.x;
     const u32 pair = index % p.num_pairs, vector = index / p.num_pairs, row = vector / p.num_heads;
+    float sin = 0.0f, cos = 1.0f;
+    if (row < p.num_rows) sincosf(static_cast<float>(p.positions[row]) * p.inverse_frequencies[pair], &sin, &cos);
+    wait_for_predecessors();
     if (row >= p.num_rows) return;
-    float sin, cos;
-    sincosf(static_cast<float>(p.positions[row]) * p.inverse_frequencies[pair], &sin, &cos);
     float* x = p.x + static_cast<u64>(vector) * p.head_dim + pair;
     const float a = x[0], b = x[p.pair_offset];
     x[0] = a * cos - b * sin;

@@ -198,6 +198,7 @@ __device__ __forceinline__ void run_gathered(Item<HEAD_DIM, TILES>& item, u32 in
     item.segment = p.paths.segments[p.paths.rows[item.first_row].segment];
     item.first_block = shared_blocks(item.segment);
     item.num_blocks = p.paths.positions[item.first_row] / KV_BLOCK - item.first_block + 1;
+    wait_for_predecessors();
     item.run(0, true);
 }
 
@@ -209,6 +210,7 @@ __device__ __forceinline__ void run_shared(Item<HEAD_DIM, TILES>& item, u32 inde
     const u32 split = index / num_tiles / p.kv_heads, end = min((tile + 1) * p.tile_rows, p.num_rows) + p.first_row;
     item.kv_head = index / num_tiles % p.kv_heads;
     item.first_block = split * SPLIT_BLOCKS;
+    wait_for_predecessors();
     for (item.first_row = p.first_row + tile * p.tile_rows; item.first_row < end; item.first_row += item.num_rows) {
         item.segment = p.paths.segments[p.paths.rows[item.first_row].segment];
         item.num_rows = min(item.segment.first_row + item.segment.num_rows, end) - item.first_row;
@@ -223,7 +225,6 @@ __device__ __forceinline__ void run_shared(Item<HEAD_DIM, TILES>& item, u32 inde
 
 template <u32 HEAD_DIM, u32 TILES>
 __device__ __forceinline__ void run_items(const TreeAttentionParams& p) {
-    wait_for_predecessors();
     launch_dependents();
     Item<HEAD_DIM, TILES> item(p);
     const u32 num_gathered = p.num_rows * p.kv_heads;
@@ -236,12 +237,12 @@ __device__ __forceinline__ void run_items(const TreeAttentionParams& p) {
 
 // Puts the partials of one row and query head together: a block of threads each, a quad of columns per thread.
 extern "C" __global__ void tree_attention_merge(const __grid_constant__ TreeAttentionParams p) {
-    wait_for_predecessors();
     launch_dependents();
     const u32 row = p.first_row + blockIdx.x / p.q_heads, q_head = blockIdx.x % p.q_heads, column = threadIdx.x * 4;
-    if (column >= p.head_dim) return;
     const u32 position = p.paths.positions[row];
     const u32 num_shared = shared_blocks(p.paths.segments[p.paths.rows[row].segment]);
+    wait_for_predecessors();
+    if (column >= p.head_dim) return;
     const u32 first = p.window == 0 || position < p.window ? 0 : position + 1 - p.window;
     Softmax total = {NO_SCORE, 0.0f};
     float4 out = {0.0f, 0.0f, 0.0f, 0.0f};

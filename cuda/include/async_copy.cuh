@@ -148,14 +148,18 @@ __device__ __forceinline__ void barrier_arrive_in_block(u32 remote_barrier) {
 #endif
 }
 
-// Lets the next kernel of the stream start its prologue as soon as this one leaves it room.
+// Lets the next kernel of the stream start its prologue as soon as this one leaves it room. To be called first: kernels then
+// stand ready one behind the other, and a short one costs little more than its work. None writes before its wait, so nothing
+// is ahead of its turn.
 __device__ __forceinline__ void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// Waits until all memory that earlier kernels of the stream wrote is visible. Every kernel must call it.
+// Waits until all memory that earlier kernels of the stream wrote is visible. Every kernel must call it, or a later one
+// could be through its own wait too early. Before it, only what no kernel writes may be read: weights, and lists that the
+// host sent before the sequence.
 __device__ __forceinline__ void wait_for_predecessors() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

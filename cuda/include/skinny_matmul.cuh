@@ -111,8 +111,8 @@ __device__ __forceinline__ void skinny_matmul(const MatmulParams& p) {
 
 // fp32 rows to BF16, each padded with zeros to whole super-tiles: what the matmuls take as activations.
 __device__ __forceinline__ void round_rows(const float* x, u16* rounded, u32 num_rows, u32 in_features) {
-    wait_for_predecessors();
     launch_dependents();
+    wait_for_predecessors();
     const u32 padded = (in_features + TILE_COLUMNS - 1) / TILE_COLUMNS * TILE_COLUMNS;
     const u64 num_pairs = static_cast<u64>(num_rows) * padded / 2;
     for (u64 i = blockIdx.x * blockDim.x + threadIdx.x; i < num_pairs; i += gridDim.x * blockDim.x) {

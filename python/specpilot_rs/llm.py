@@ -249,10 +249,10 @@ class LLM:
     def stage_times(self) -> dict[str, Any]:
         """Returns where the time of decode steps went, as sums over steps without prompt rows.
 
-        `num_steps`; `seconds` by stage: `between` (from a step's end to the next one's start), `draft`, `tree`,
-        `q_forward`, `q_head`, `mark`, `forward`, `head`, `commit`, `context`; and `activity`, what a GPU was
-        asked to do: `launches`, `replays`, `captures`, `uploads`, `read_backs`, and `waited_s`, the seconds in
-        which the host only waited for it.
+        `num_steps`; `seconds` by stage: `between` (from a step's end to the next one's start), `draft`,
+        `tree`, `q_forward`, `q_head`, `mark`, `forward`, `head`, `commit`, `context`; and `activity`, what a
+        GPU was asked to do: `launches`, `replays`, `captures`, `uploads`, `read_backs`, and `waited_s`, the
+        seconds in which the host only waited for it.
         """
         return self._engine.stage_times()
 
@@ -260,8 +260,8 @@ class LLM:
         """Sets the times of `stage_times` to zero.
 
         Args:
-            settled: From now on, wait for the GPU at the end of every stage. Each is then what it takes on its own;
-                without, work that a stage gave to the GPU is waited for by the next that reads something back.
+            settled: From now on, wait for the GPU at the end of every stage. Each is then what it takes on
+                its own; without, what a stage gave to the GPU is waited for by the next that reads back.
         """
         self._engine.set_stage_clock(settled)
 

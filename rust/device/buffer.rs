@@ -7,8 +7,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaSlice, DevicePtr};
 use half::bf16;
 
-use super::activity::Activity;
-use super::cuda::{CudaDevice, driver};
+use super::cuda::{CudaDevice, HostCopies, ReadBack, driver};
 use crate::error::DeviceError;
 
 mod sealed {
@@ -44,7 +43,7 @@ enum Storage {
     },
     Cuda {
         slice: CudaSlice<u8>,
-        activity: Arc<Activity>,
+        copies: Arc<HostCopies>,
     },
 }
 
@@ -66,7 +65,7 @@ impl<T: Element> Buffer<T> {
         Ok(Self {
             storage: Storage::Cuda {
                 slice: device.alloc::<T>(len)?,
-                activity: device.activity().clone(),
+                copies: device.copies().clone(),
             },
             len,
             element: PhantomData,
@@ -142,15 +141,13 @@ impl<T: Element> Buffer<T> {
     /// [`DeviceError::Driver`].
     pub fn upload(&mut self, values: &[T]) -> Result<(), DeviceError> {
         self.upload_in_order(values)?;
-        if let Storage::Cuda { slice, activity } = &self.storage {
-            let copied = activity.waiting(|| slice.stream().synchronize());
-            copied.map_err(driver("copying to the GPU"))?;
+        match &self.storage {
+            Storage::Host { .. } => Ok(()),
+            Storage::Cuda { copies, .. } => copies.synchronize(),
         }
-        Ok(())
     }
 
-    /// Likewise, but the copy only takes its place among the device's work. `values` may go away at once: the driver
-    /// stages memory that is not page-locked before its call returns (CUDA API synchronization behavior).
+    /// Likewise, but the copy only takes its place among the device's work; `values` may go away at once.
     ///
     /// # Errors
     /// [`DeviceError::Driver`].
@@ -159,14 +156,7 @@ impl<T: Element> Buffer<T> {
         match &mut self.storage {
             Storage::Host { .. } => self.host_mut()[..values.len()].copy_from_slice(values),
             Storage::Cuda { .. } if values.is_empty() => {}
-            Storage::Cuda { slice, activity } => {
-                activity.note(|counts| counts.num_uploads += 1);
-                let stream = slice.stream().clone();
-                let bytes = &mut slice.slice_mut(..size_of_val(values));
-                stream
-                    .memcpy_htod(as_bytes(values), bytes)
-                    .map_err(driver("copying to the GPU"))?;
-            }
+            Storage::Cuda { slice, copies } => copies.upload(as_bytes(values), slice)?,
         }
         Ok(())
     }
@@ -205,22 +195,54 @@ impl<T: Element> Buffer<T> {
     pub fn read_range(&self, range: Range<usize>) -> Result<Vec<T>, DeviceError> {
         match &self.storage {
             Storage::Host { .. } => Ok(self.host()[range].to_vec()),
-            Storage::Cuda { .. } if range.is_empty() => Ok(Vec::new()),
-            Storage::Cuda { slice, activity } => {
-                activity.note(|counts| counts.num_read_backs += 1);
+            Storage::Cuda { copies, .. } => {
                 let mut values = vec![T::default(); range.len()];
-                let stream = slice.stream();
-                let bytes = &slice.slice(range.start * size_of::<T>()..range.end * size_of::<T>());
-                let copy = || {
-                    stream.memcpy_dtoh(bytes, as_bytes_mut(&mut values))?;
-                    stream.synchronize()
-                };
-                activity
-                    .waiting(copy)
-                    .map_err(driver("copying from the GPU"))?;
+                copies.read(self.part(range, &mut values).into_iter().collect())?;
                 Ok(values)
             }
         }
+    }
+
+    /// Copies of the first elements of this buffer and another, after all work that writes them, for one wait.
+    ///
+    /// # Errors
+    /// As for [`read_back`](Self::read_back).
+    ///
+    /// # Panics
+    /// Panics if one buffer is on the host and the other is not.
+    pub fn read_back_with<U: Element>(
+        &self,
+        len: usize,
+        other: &Buffer<U>,
+        other_len: usize,
+    ) -> Result<(Vec<T>, Vec<U>), DeviceError> {
+        match &self.storage {
+            Storage::Host { .. } => Ok((
+                self.host()[..len].to_vec(),
+                other.host()[..other_len].to_vec(),
+            )),
+            Storage::Cuda { copies, .. } => {
+                let (mut own, mut others) =
+                    (vec![T::default(); len], vec![U::default(); other_len]);
+                let parts = [
+                    self.part(0..len, &mut own),
+                    other.part(0..other_len, &mut others),
+                ];
+                copies.read(parts.into_iter().flatten().collect())?;
+                Ok((own, others))
+            }
+        }
+    }
+
+    /// What copies `range` to `values`; `None` for nothing.
+    fn part<'a>(&'a self, range: Range<usize>, values: &'a mut [T]) -> Option<ReadBack<'a>> {
+        let Storage::Cuda { slice, .. } = &self.storage else {
+            panic!("a buffer on the host was read as one on CUDA");
+        };
+        (!range.is_empty()).then(|| ReadBack {
+            from: slice.slice(range.start * size_of::<T>()..range.end * size_of::<T>()),
+            to: as_bytes_mut(values),
+        })
     }
 
     /// Whether the buffer lies in the memory of a GPU.
@@ -264,7 +286,7 @@ impl<T: Element> Buffer<T> {
     }
 }
 
-fn as_bytes<T: Element>(values: &[T]) -> &[u8] {
+pub(super) fn as_bytes<T: Element>(values: &[T]) -> &[u8] {
     // SAFETY: elements are plain numbers without padding; the borrow ties the bytes to them.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
@@ -280,10 +302,10 @@ impl<T: Element> Clone for Buffer<T> {
     fn clone(&self) -> Self {
         match &self.storage {
             Storage::Host { .. } => Self::from_slice(self.host()),
-            Storage::Cuda { slice, activity } => Self {
+            Storage::Cuda { slice, copies } => Self {
                 storage: Storage::Cuda {
                     slice: slice.try_clone().expect("memory for a copy of a buffer"),
-                    activity: activity.clone(),
+                    copies: copies.clone(),
                 },
                 len: self.len,
                 element: PhantomData,

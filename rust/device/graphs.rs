@@ -12,7 +12,7 @@ use super::cuda::{CapturedLaunches, CudaDevice};
 use crate::error::DeviceError;
 
 /// Captures kept at a time; some hundred kernels each, beyond what the shapes of one deployment come to.
-const MAX_CAPTURES: usize = 192;
+const MAX_CAPTURES: usize = 512;
 
 /// Captured sequences by key.
 pub struct Graphs<K> {

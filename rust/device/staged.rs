@@ -1,14 +1,17 @@
 //! Short lists that the host writes before a pass and its kernels read: token ids, positions, paths.
 
-use super::{Buffer, Device, Element};
+use super::buffer::as_bytes;
+use super::cuda::ListPlace;
+use super::{Device, Element};
 use crate::error::DeviceError;
 
-/// Values on the host and, where kernels run on a GPU, a copy there that is as new. Filling it again reuses both
-/// memories: the copy keeps its address as long as the values fit, so that a graph may be captured with it.
+/// Values on the host and, where kernels run on a GPU, a copy there that is as new for the next of them: all lists that
+/// changed travel together. Filling it again reuses both memories: the copy keeps its address as long as the values
+/// fit, so that a graph may be captured with it.
 #[derive(Debug, Default)]
 pub struct Staged<T: Element> {
     values: Vec<T>,
-    on_gpu: Option<Buffer<T>>,
+    on_gpu: Option<ListPlace>,
 }
 
 impl<T: Element> Staged<T> {
@@ -21,7 +24,7 @@ impl<T: Element> Staged<T> {
             values: Vec::with_capacity(capacity),
             on_gpu: match device {
                 Device::Host(_) => None,
-                Device::Cuda(_) => Some(device.try_alloc(capacity)?),
+                Device::Cuda(cuda) => Some(cuda.place_list(capacity * size_of::<T>())?),
             },
         })
     }
@@ -47,7 +50,7 @@ impl<T: Element> Staged<T> {
     /// Replaces the values. Kernels launched before still see the old ones.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfMemory`] when the list has to grow, [`DeviceError::Driver`].
+    /// [`DeviceError::OutOfMemory`] when the list has to grow.
     pub fn fill(
         &mut self,
         device: &Device,
@@ -66,18 +69,19 @@ impl<T: Element> Staged<T> {
     /// Makes the copy on `device` as new as the values. Kernels launched before still see the old ones.
     ///
     /// # Errors
-    /// [`DeviceError::OutOfMemory`] when the copy has to grow, [`DeviceError::Driver`].
+    /// [`DeviceError::OutOfMemory`] when the copy has to grow.
     pub fn send(&mut self, device: &Device) -> Result<(), DeviceError> {
-        if let Device::Host(_) = device {
+        let Device::Cuda(cuda) = device else {
             return Ok(());
-        }
-        let fits = |buffer: &Buffer<T>| buffer.len() >= self.values.len();
-        let mut on_gpu = match self.on_gpu.take().filter(fits) {
-            Some(buffer) => buffer,
-            None => device.try_alloc(self.values.len().next_power_of_two())?,
         };
-        on_gpu.upload_in_order(&self.values)?;
-        self.on_gpu = Some(on_gpu);
+        let bytes = as_bytes(&self.values);
+        let fits = |place: &ListPlace| place.num_bytes() >= bytes.len();
+        let mut place = match self.on_gpu.take().filter(fits) {
+            Some(place) => place,
+            None => cuda.place_list(bytes.len().next_power_of_two())?,
+        };
+        place.write(bytes);
+        self.on_gpu = Some(place);
         Ok(())
     }
 
@@ -98,7 +102,7 @@ impl<T: Element> Staged<T> {
 
     /// Where the copy lies on its GPU, for a launcher; `None` when the list was filled for the host.
     pub fn cuda_address(&self) -> Option<u64> {
-        self.on_gpu.as_ref().and_then(Buffer::cuda_address)
+        self.on_gpu.as_ref().map(ListPlace::address)
     }
 }
 

@@ -30,6 +30,8 @@ pub(super) struct BlockDrafter {
     head: DraftHead,
     walk: Option<MarkovWalk>,
     graphs: Graphs<DraftKey>,
+    /// What the GPU drafts or has drafted with the contexts as they are.
+    started: Option<(Vec<DraftAnchor>, DraftRequest)>,
 }
 
 /// What the launches of a draft follow from.
@@ -69,6 +71,7 @@ impl BlockDrafter {
             head: DraftHead::new(device, config, &sizes)?,
             walk: MarkovWalk::new(device, config, &sizes)?,
             graphs: Graphs::default(),
+            started: None,
             config: config.clone(),
             sizes,
         })
@@ -100,6 +103,7 @@ impl Drafter for BlockDrafter {
     }
 
     fn release(&mut self, slot: usize) {
+        self.started = None;
         self.contexts.release(slot);
     }
 
@@ -109,6 +113,7 @@ impl Drafter for BlockDrafter {
         _target: &DecoderWeights,
         rows: ContextRows<'_>,
     ) -> Result<()> {
+        self.started = None;
         let model = Model {
             config: &self.config,
             weights: &self.weights,
@@ -118,7 +123,22 @@ impl Drafter for BlockDrafter {
     }
 
     fn rollback(&mut self, slot: usize) {
+        self.started = None;
         self.contexts.rollback(slot);
+    }
+
+    fn start(
+        &mut self,
+        device: &Device,
+        target: &DecoderWeights,
+        anchors: &[DraftAnchor],
+        wanted: DraftRequest,
+    ) -> Result<()> {
+        // The host would only do now what it may not have to do at all.
+        match device {
+            Device::Host(_) => Ok(()),
+            Device::Cuda(_) => self.draft(device, target, anchors, wanted),
+        }
     }
 
     fn propose(
@@ -128,6 +148,66 @@ impl Drafter for BlockDrafter {
         anchors: &[DraftAnchor],
         wanted: DraftRequest,
         proposals: &mut [Proposal],
+    ) -> Result<()> {
+        proposals.iter_mut().for_each(Proposal::clear);
+        if anchors.is_empty() {
+            return Ok(());
+        }
+        let is_started = |(of, as_wanted): &(Vec<DraftAnchor>, DraftRequest)| {
+            of == anchors && *as_wanted == wanted
+        };
+        if !self.started.take().as_ref().is_some_and(is_started) {
+            self.draft(device, target, anchors, wanted)?;
+            self.started = None;
+        }
+        let rows = DraftedRows {
+            anchors,
+            num_levels: wanted.num_draft_tokens,
+            hidden: self.block.hidden(),
+        };
+        let own_head = self.weights.head.as_ref();
+        let width = self.width(wanted);
+        if !self.walks(wanted) {
+            let selector = self.weights.selector.as_ref();
+            let selector = selector.filter(|_| wanted.scores != DraftScores::Marginal);
+            return self
+                .head
+                .propose(own_head, selector, rows, width, proposals);
+        }
+        let (Some(markov), Some(walk)) = (&self.weights.markov, &mut self.walk) else {
+            unreachable!("a walk walks where there is one")
+        };
+        let weights = WalkWeights {
+            markov,
+            confidence: self.weights.confidence.as_ref(),
+            own_head,
+        };
+        let wanted = DraftRequest { width, ..wanted };
+        walk.propose(device, weights, rows, self.head.logits(), wanted, proposals)
+    }
+}
+
+impl BlockDrafter {
+    /// Candidates per position or parent.
+    fn width(&self, wanted: DraftRequest) -> usize {
+        match wanted.scores {
+            DraftScores::Greedy => 1,
+            _ => wanted.width.min(self.sizes.width),
+        }
+    }
+
+    /// Whether a Markov walk selects, level by level, and not the head all at once.
+    fn walks(&self, wanted: DraftRequest) -> bool {
+        self.walk.is_some() && wanted.scores != DraftScores::Marginal
+    }
+
+    /// Everything of a draft that reads nothing back: block, logits and, where no walk selects, candidates.
+    fn draft(
+        &mut self,
+        device: &Device,
+        target: &DecoderWeights,
+        anchors: &[DraftAnchor],
+        wanted: DraftRequest,
     ) -> Result<()> {
         check_length(wanted.num_draft_tokens, &self.sizes)?;
         if wanted.scores == DraftScores::Conditional && !self.config.method.has_conditional_scores()
@@ -140,10 +220,8 @@ impl Drafter for BlockDrafter {
             }
             .into());
         }
-        proposals.iter_mut().for_each(Proposal::clear);
-        if anchors.is_empty() {
-            return Ok(());
-        }
+        let walks = self.walks(wanted);
+        let selected_width = (!walks).then(|| self.width(wanted));
         let model = Model {
             config: &self.config,
             weights: &self.weights,
@@ -154,20 +232,10 @@ impl Drafter for BlockDrafter {
         self.block
             .look_from(device, &self.config, anchors, num_levels)?;
         self.head.look_from(device, anchors)?;
-        let width = match wanted.scores {
-            DraftScores::Greedy => 1,
-            _ => wanted.width.min(self.sizes.width),
-        };
-        let weights = &self.weights;
-        let walk = match wanted.scores {
-            DraftScores::Marginal => None,
-            _ => weights.markov.as_ref().zip(self.walk.as_mut()),
-        };
         let selector = match wanted.scores {
             DraftScores::Marginal => None,
-            _ => weights.selector.as_ref(),
+            _ => self.weights.selector.as_ref(),
         };
-        let selected_width = walk.is_none().then_some(width);
         let key = DraftKey {
             contexts: self
                 .contexts
@@ -178,7 +246,7 @@ impl Drafter for BlockDrafter {
             has_selector: selector.is_some(),
             selected_width,
         };
-        let own_head = weights.head.as_ref();
+        let own_head = self.weights.head.as_ref();
         let Self {
             block,
             head,
@@ -196,20 +264,7 @@ impl Drafter for BlockDrafter {
             head.project(device, target, own_head, rows)?;
             selected_width.map_or(Ok(()), |width| head.select(device, selector, rows, width))
         })?;
-        let rows = DraftedRows {
-            anchors,
-            num_levels,
-            hidden: block.hidden(),
-        };
-        let Some((markov, walk)) = walk else {
-            return head.propose(own_head, selector, rows, width, proposals);
-        };
-        let weights = WalkWeights {
-            markov,
-            confidence: weights.confidence.as_ref(),
-            own_head,
-        };
-        let wanted = DraftRequest { width, ..wanted };
-        walk.propose(device, weights, rows, head.logits(), wanted, proposals)
+        self.started = Some((anchors.to_vec(), wanted));
+        Ok(())
     }
 }

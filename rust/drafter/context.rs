@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::draft_block::{BlockContext, BlockContexts, ContextsKey};
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
-use crate::kernels::paths::MAX_PATH_ROWS;
+use crate::kernels::paths::{MAX_PATH_ROWS, row_bucket};
 use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use crate::kernels::rope::{Rope, RopeArgs};
@@ -114,6 +114,11 @@ struct Scratch<B = Buffer<f32>> {
     taps: B,
     fused: B,
     hidden: B,
+    layers: Vec<LayerScratch<B>>,
+}
+
+/// Of one layer.
+struct LayerScratch<B = Buffer<f32>> {
     k_raw: B,
     k: B,
     v: B,
@@ -129,9 +134,15 @@ impl<B> Scratch<B> {
             taps: rows(config.taps_dim())?,
             fused: rows(config.hidden_size)?,
             hidden: rows(config.hidden_size)?,
-            k_raw: rows(config.kv_dim())?,
-            k: rows(config.kv_dim())?,
-            v: rows(config.kv_dim())?,
+            layers: (config.layers.iter())
+                .map(|_| {
+                    Ok(LayerScratch {
+                        k_raw: rows(config.kv_dim())?,
+                        k: rows(config.kv_dim())?,
+                        v: rows(config.kv_dim())?,
+                    })
+                })
+                .collect::<Result<_, E>>()?,
         })
     }
 }
@@ -301,11 +312,17 @@ impl Contexts {
         taps: &[Buffer<f32>],
         rows: &[u32],
     ) -> Result<()> {
-        let num_rows = rows.len();
+        // A GPU's chunks are padded by their last row, over and over, so that few sequences of launches serve all.
+        let num_rows = match device {
+            Device::Host(_) => rows.len(),
+            Device::Cuda(_) => row_bucket(rows.len()).min(CHUNK_ROWS),
+        };
         let state = &self.slots[slot];
         let first_position = state.length.len();
-        self.pass_rows.fill(device, rows.iter().copied())?;
-        let positions = (first_position as u32..).take(num_rows);
+        let padded = |i: usize| i.min(rows.len() - 1);
+        self.pass_rows
+            .fill(device, (0..num_rows).map(|i| rows[padded(i)]))?;
+        let positions = (0..num_rows).map(|i| (first_position + padded(i)) as u32);
         self.positions.fill(device, positions)?;
         let [whole_rows, ring_rows] = &mut self.chunk_rows;
         for (placed, pages) in [
@@ -313,7 +330,8 @@ impl Contexts {
             (&mut *ring_rows, &state.ring_pages),
         ] {
             placed.clear();
-            placed.push(slot, first_position, pages, 0..num_rows as u32)?;
+            placed.push(slot, first_position, pages, 0..rows.len() as u32)?;
+            placed.repeat_last(num_rows);
             placed.finish(device)?;
         }
         let key = ExtensionKey {
@@ -367,27 +385,33 @@ impl Contexts {
                 y: &mut s.hidden,
             },
         )?;
-        let [whole_rows, ring_rows] = &self.chunk_rows;
-        for (i, layer) in weights.layers.iter().enumerate() {
-            let products = [(&layer.k_proj, &mut s.k_raw), (&layer.v_proj, &mut s.v)];
-            multiply_all(device, &s.hidden, num_rows, products)?;
+        // All layers read the same rows: one launch for as many of them as it takes.
+        let products = weights.layers.iter().zip(&mut s.layers);
+        let products = products.flat_map(|(layer, rows)| {
+            [
+                (&layer.k_proj, &mut rows.k_raw),
+                (&layer.v_proj, &mut rows.v),
+            ]
+        });
+        multiply_all(device, &s.hidden, num_rows, products)?;
+        for (layer, rows) in weights.layers.iter().zip(&mut s.layers) {
             RmsNorm::run(
                 device,
                 RmsNormArgs {
-                    x: &s.k_raw,
+                    x: &rows.k_raw,
                     x_offset: 0,
                     x_stride: config.head_dim,
                     num_vectors: num_rows * config.num_kv_heads,
                     width: config.head_dim,
                     weight: Some(&layer.k_norm),
                     eps: config.rms_norm_eps,
-                    y: &mut s.k,
+                    y: &mut rows.k,
                 },
             )?;
             Rope::run(
                 device,
                 RopeArgs {
-                    x: &mut s.k,
+                    x: &mut rows.k,
                     num_heads: config.num_kv_heads,
                     head_dim: config.head_dim,
                     positions: &self.positions,
@@ -395,17 +419,24 @@ impl Contexts {
                     pair_offset: config.head_dim / 2,
                 },
             )?;
-            let Place { is_windowed, index } = self.places[i];
-            let (cache, rows) = match is_windowed {
-                true => (&mut self.windowed, ring_rows),
-                false => (&mut self.whole, whole_rows),
-            };
-            let tail = KvTail {
-                layer: index,
-                k: &s.k,
-                v: &s.v,
-            };
-            cache.append(device, rows, &[tail])?;
+        }
+        let [whole_rows, ring_rows] = &self.chunk_rows;
+        for (cache, placed, is_windowed) in [
+            (&mut self.whole, whole_rows, false),
+            (&mut self.windowed, ring_rows, true),
+        ] {
+            let places = self.places.iter().zip(&s.layers);
+            let tails = places.filter(|(place, _)| place.is_windowed == is_windowed);
+            let tails: Vec<KvTail<'_>> = tails
+                .map(|(place, rows)| KvTail {
+                    layer: place.index,
+                    k: &rows.k,
+                    v: &rows.v,
+                })
+                .collect();
+            if !tails.is_empty() {
+                cache.append(device, placed, &tails)?;
+            }
         }
         Ok(())
     }

@@ -257,7 +257,10 @@ impl DraftHead {
             Some(_) => (rows.num_rows(), top_k * top_k),
             None => (rows.num_rows(), top_k),
         };
-        let mut token_ids = self.token_ids.read_back(num_rows * top_k)?;
+        let (ids, scores) = (num_rows * top_k, num_rows * scores_per_row);
+        let (mut token_ids, log_probs) =
+            self.token_ids
+                .read_back_with(ids, &self.log_probs, scores)?;
         // A selector's candidates are the target's own ids.
         if let (Some(head), None) = (own, selector) {
             head.to_target_ids(&mut token_ids);
@@ -265,7 +268,7 @@ impl DraftHead {
         let selected = Selected {
             top_k,
             token_ids,
-            log_probs: self.log_probs.read_back(num_rows * scores_per_row)?,
+            log_probs,
         };
         selected.push_levels(rows, proposals);
         Ok(())

@@ -19,13 +19,13 @@ use super::footprint::DrafterSizes;
 use super::proposal::Proposal;
 use super::{ContextRows, DraftAnchor, DraftRequest, Drafter, Standing, check_length};
 use crate::cache::pages::{KvCache, KvTail};
-use crate::device::{Buffer, Device, Staged};
-use crate::error::{DrafterError, Result};
+use crate::device::{Buffer, Device, Graphs, Staged};
+use crate::error::{DrafterError, Error, Result};
 use crate::kernels::append_kv::AppendKv;
 use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::draft_select::{DraftSelect, DraftSelectArgs, LogitShape};
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
-use crate::kernels::paths::RowPaths;
+use crate::kernels::paths::{LaunchKey, RowPaths, row_bucket};
 use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::tree_attention::{self, KV_BLOCK};
 use crate::kernels::{Kernel, check_size};
@@ -65,6 +65,28 @@ pub(super) struct Eagle3 {
     paths: RowPaths,
     /// Rows of the depth before.
     paths_before: RowPaths,
+    graphs: Graphs<DepthKey>,
+    extensions: Graphs<ExtensionKey>,
+}
+
+/// What the launches of an extension follow from.
+#[derive(PartialEq, Eq, Hash)]
+struct ExtensionKey {
+    rows: Option<u64>,
+    entry: [Option<u64>; 3],
+    entered: (Option<u64>, usize),
+    padded_rows: usize,
+    waiting_row: Option<usize>,
+}
+
+/// What the launches of one depth follow from.
+#[derive(PartialEq, Eq, Hash)]
+struct DepthKey {
+    paths: LaunchKey,
+    lists: [Option<u64>; 4],
+    first_tail_row: usize,
+    has_parents: bool,
+    width: usize,
 }
 
 #[derive(Clone, Default)]
@@ -180,6 +202,8 @@ impl Eagle3 {
             entered: PlacedRows::with_capacity(device, CHUNK_ROWS)?,
             paths: paths()?,
             paths_before: paths()?,
+            graphs: Graphs::default(),
+            extensions: Graphs::default(),
             config: config.clone(),
             sizes,
         })
@@ -196,7 +220,23 @@ impl Eagle3 {
         let hidden = self.config.hidden_size;
         let (tap_rows, token_ids) = (&rows.rows[chunk.clone()], &rows.token_ids[chunk]);
         let num_rows = tap_rows.len();
+        // A GPU's chunks are padded by their last row, over and over, so that few sequences of launches serve all.
+        let padded_rows = match device {
+            Device::Host(_) => num_rows,
+            Device::Cuda(_) => row_bucket(num_rows).min(CHUNK_ROWS),
+        };
         let slot = &mut self.slots[rows.slot];
+        // The first position of all has none before it, and its token pairs with nothing.
+        let waiting_row = (slot.length.len() > 0).then(|| slot.waiting_row(rows.slot));
+        let num_waiting = usize::from(waiting_row.is_some());
+        let token_ids = &token_ids[1 - num_waiting..];
+        let first_position = slot.length.len() - num_waiting;
+        let num_entered = padded_rows + num_waiting - 1;
+        let padded = |i: usize| i.min(token_ids.len() - 1);
+        let entered_ids: Vec<u32> = (0..num_entered).map(|i| token_ids[padded(i)]).collect();
+        let positions: Vec<u32> = (0..num_entered)
+            .map(|i| (first_position + padded(i)) as u32)
+            .collect();
         let Chunk {
             taps,
             fused,
@@ -204,49 +244,57 @@ impl Eagle3 {
             entry,
             rows: staged_rows,
         } = &mut self.chunk;
-        staged_rows.fill(device, tap_rows.iter().copied())?;
-        GatherTaps::run(
+        let padded = |i: usize| tap_rows[i.min(num_rows - 1)];
+        staged_rows.fill(device, (0..padded_rows).map(padded))?;
+        entry.look_at(device, &entered_ids, &positions)?;
+        self.entered.clear();
+        let entered = 0..token_ids.len() as u32;
+        self.entered
+            .push(rows.slot, first_position, &slot.page_table, entered)?;
+        self.entered.repeat_last(num_entered);
+        self.entered.finish(device)?;
+        let key = ExtensionKey {
+            rows: staged_rows.cuda_address(),
+            entry: entry.lists(),
+            entered: self.entered.launch_key(),
+            padded_rows,
+            waiting_row,
+        };
+        let layer = Layer {
             device,
-            GatherTapsArgs {
-                taps: rows.taps,
-                rows: staged_rows,
-                width: hidden,
-                y: taps,
-            },
-        )?;
-        let fc = &self.weights.fc;
-        fc.forward(device, taps, num_rows, fused, Epilogue::Store)?;
-        // The first position of all has none before it, and its token pairs with nothing.
-        let waiting = usize::from(slot.length.len() > 0);
-        if waiting == 1 {
-            let start = slot.waiting_row(rows.slot) * hidden;
-            features.copy_range(0, &self.waiting, start..start + hidden)?;
-        }
-        features.copy_range(waiting * hidden, fused, 0..num_rows * hidden)?;
-        let token_ids = &token_ids[1 - waiting..];
-        let first_position = slot.length.len() - waiting;
-        let positions: Vec<u32> = (first_position as u32..).take(token_ids.len()).collect();
-        if !token_ids.is_empty() {
-            let layer = Layer {
+            config: &self.config,
+            weights: &self.weights,
+            inverse_frequencies: &self.inverse_frequencies,
+        };
+        let embed = self.weights.embed.as_ref().unwrap_or(&target.embed);
+        let (waiting, cache, placed) = (&self.waiting, &mut self.cache, &self.entered);
+        self.extensions.run(device, key, || {
+            GatherTaps::run(
                 device,
-                config: &self.config,
-                weights: &self.weights,
-                inverse_frequencies: &self.inverse_frequencies,
-            };
-            let embed = self.weights.embed.as_ref().unwrap_or(&target.embed);
-            layer.enter(token_ids, embed, features, &positions, entry)?;
-            let entered = 0..token_ids.len() as u32;
-            self.entered.clear();
-            self.entered
-                .push(rows.slot, first_position, &slot.page_table, entered)?;
-            self.entered.finish(device)?;
-            let tail = KvTail {
-                layer: 0,
-                k: &entry.k,
-                v: &entry.v,
-            };
-            self.cache.append(device, &self.entered, &[tail])?;
-        }
+                GatherTapsArgs {
+                    taps: rows.taps,
+                    rows: &*staged_rows,
+                    width: hidden,
+                    y: &mut *taps,
+                },
+            )?;
+            let fc = &layer.weights.fc;
+            fc.forward(device, taps, padded_rows, fused, Epilogue::Store)?;
+            if let Some(row) = waiting_row {
+                features.copy_range(0, waiting, row * hidden..(row + 1) * hidden)?;
+            }
+            features.copy_range(num_waiting * hidden, fused, 0..padded_rows * hidden)?;
+            if num_entered > 0 {
+                layer.enter(embed, features, entry)?;
+                let tail = KvTail {
+                    layer: 0,
+                    k: &entry.k,
+                    v: &entry.v,
+                };
+                cache.append(device, placed, &[tail])?;
+            }
+            Ok::<_, Error>(())
+        })?;
         slot.length.grow(num_rows, rows.standing);
         let row = FEATURES_PER_SLOT * rows.slot + usize::from(rows.standing == Standing::Scratch);
         let last = (num_rows - 1) * hidden..num_rows * hidden;
@@ -374,11 +422,6 @@ impl Drafter for Eagle3 {
             if nodes.is_empty() {
                 break;
             }
-            if depth > 0 {
-                let parent_rows: Vec<u32> =
-                    nodes.iter().map(|node| node.parent_row as u32).collect();
-                self.pass.follow(&layer, &parent_rows)?;
-            }
             std::mem::swap(&mut self.paths, &mut self.paths_before);
             self.paths.clear();
             let mut row = 0;
@@ -406,32 +449,59 @@ impl Drafter for Eagle3 {
                 pages: (self.cache.k(0), self.cache.v(0)),
                 first_tail_row: num_tail_rows,
             };
+            let parent_rows = nodes.iter().map(|node| node.parent_row as u32);
+            let parent_rows = parent_rows.filter(|_| depth > 0);
+            let positions = self.paths.positions().values();
             self.pass
-                .forward(&layer, &token_ids, embed, &context, &mut self.tail)?;
-            num_tail_rows += nodes.len();
+                .look_at(device, &token_ids, positions, parent_rows)?;
+            let key = DepthKey {
+                paths: self.paths.launch_key(),
+                lists: self.pass.lists(),
+                first_tail_row: num_tail_rows,
+                has_parents: depth > 0,
+                width,
+            };
             let head = &self.weights.head;
-            head.forward(device, &self.pass.hidden, nodes.len(), &mut self.logits)?;
-            DraftSelect::run(
-                device,
-                DraftSelectArgs {
-                    logits: &self.logits,
-                    vocab_size: self.config.draft_vocab_size,
-                    num_levels: 1,
-                    num_blocks: nodes.len(),
-                    top_k: width,
-                    shape: LogitShape::PLAIN,
-                    selector: None,
-                    token_ids: &mut self.token_ids,
-                    log_probs: &mut self.log_probs,
-                },
-            )?;
+            let Self {
+                pass,
+                tail,
+                logits,
+                token_ids,
+                log_probs,
+                graphs,
+                ..
+            } = self;
+            graphs.run(device, key, || {
+                if depth > 0 {
+                    pass.follow(&layer)?;
+                }
+                pass.forward(&layer, embed, &context, tail)?;
+                head.forward(device, &pass.hidden, nodes.len(), logits)?;
+                DraftSelect::run(
+                    device,
+                    DraftSelectArgs {
+                        logits: &*logits,
+                        vocab_size: layer.config.draft_vocab_size,
+                        num_levels: 1,
+                        num_blocks: nodes.len(),
+                        top_k: width,
+                        shape: LogitShape::PLAIN,
+                        selector: None,
+                        token_ids: &mut *token_ids,
+                        log_probs: &mut *log_probs,
+                    },
+                )?;
+                Ok::<_, Error>(())
+            })?;
+            num_tail_rows += nodes.len();
             let num_children = nodes.len() * width;
-            let mut token_ids = self.token_ids.read_back(num_children)?;
+            let (mut token_ids, log_probs) =
+                token_ids.read_back_with(num_children, log_probs, num_children)?;
             head.to_target_ids(&mut token_ids);
             let children = RankedRows {
                 top_k: width,
                 token_ids: &token_ids,
-                log_probs: &self.log_probs.read_back(num_children)?,
+                log_probs: &log_probs,
             };
             self.beam.advance(proposals, &children, width);
         }

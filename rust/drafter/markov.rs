@@ -199,14 +199,17 @@ impl MarkovWalk {
                     log_probs: &mut self.log_probs,
                 },
             )?;
-            let mut token_ids = self.token_ids.read_back(num_nodes * width)?;
+            let num_children = num_nodes * width;
+            let (mut token_ids, log_probs) =
+                self.token_ids
+                    .read_back_with(num_children, &self.log_probs, num_children)?;
             if let Some(head) = weights.own_head {
                 head.to_target_ids(&mut token_ids);
             }
             let children = RankedRows {
                 top_k: width,
                 token_ids: &token_ids,
-                log_probs: &self.log_probs.read_back(num_nodes * width)?,
+                log_probs: &log_probs,
             };
             self.beam.advance(proposals, &children, width);
         }

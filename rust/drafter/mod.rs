@@ -126,6 +126,21 @@ pub trait Drafter: Send {
     /// Drops all scratch rows of `slot`: the context is again what the last verified rows made it.
     fn rollback(&mut self, slot: usize);
 
+    /// Gives a GPU what a [`propose`](Self::propose) of the same arguments will read back, so that the host need not wait
+    /// for it now. Contexts stay as they are; whoever changes one only makes the next `propose` start anew.
+    ///
+    /// # Errors
+    /// As for `propose`.
+    fn start(
+        &mut self,
+        _device: &Device,
+        _target: &DecoderWeights,
+        _anchors: &[DraftAnchor],
+        _wanted: DraftRequest,
+    ) -> Result<()> {
+        Ok(())
+    }
+
     /// Drafts after every anchor, all requests together, into `proposals` (one per anchor, whatever they held);
     /// `target` lends its embedding and LM head. Contexts stay as they are, so drafting again gives the same proposals.
     ///

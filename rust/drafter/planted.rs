@@ -180,6 +180,16 @@ impl Drafter for PlantedDrafter {
         text.token_ids.truncate(text.length.len());
     }
 
+    fn start(
+        &mut self,
+        device: &Device,
+        target: &DecoderWeights,
+        anchors: &[DraftAnchor],
+        wanted: DraftRequest,
+    ) -> Result<()> {
+        self.inner.start(device, target, anchors, wanted)
+    }
+
     fn propose(
         &mut self,
         device: &Device,

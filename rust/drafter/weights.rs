@@ -128,13 +128,14 @@ impl ConfidenceWeights {
 }
 
 /// `y = x Wᵀ` of several matrices of one K.
-pub(super) fn multiply_all<const N: usize>(
+pub(super) fn multiply_all<'a>(
     device: &Device,
-    x: &Buffer<f32>,
+    x: &'a Buffer<f32>,
     num_rows: usize,
-    products: [(&Linear, &mut Buffer<f32>); N],
+    products: impl IntoIterator<Item = (&'a Linear, &'a mut Buffer<f32>)>,
 ) -> Result<()> {
-    let products = products.map(|(weight, y)| Product { weight, y });
+    let product = |(weight, y)| Product { weight, y };
+    let products = products.into_iter().map(product);
     let (view, store) = (WeightView::Exact, Epilogue::Store);
     Ok(multiply_together(
         view, device, x, num_rows, products, store,

@@ -8,6 +8,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::kernels::paths::MAX_PATH_ROWS;
 use crate::request::{Sampling, SamplingParams, Seed};
+use crate::step::rehearsal::rehearse_forwards;
 
 /// Decode steps of a rehearsal: the first drafts from a prompt, the next from what was committed.
 const NUM_DECODE_STEPS: usize = 3;
@@ -35,6 +36,8 @@ impl Engine {
             seed: Seed::Given(0),
         };
         self.rehearse(1, Some(sampling))?;
+        let limits = &self.plan.limits;
+        rehearse_forwards(&mut self.pair, &limits.speculation, limits.max_model_len)?;
         self.next_id = 0;
         self.set_stage_clock(false);
         Ok(())

@@ -10,6 +10,7 @@
 mod contexts;
 
 use super::launcher::Launcher;
+use super::paths::split_bucket;
 use super::simd::{self, LANES, Lanes, Task};
 use super::tree_attention::KV_BLOCK;
 use super::{Kernel, check_len, check_size, for_each_task};
@@ -221,12 +222,14 @@ fn num_parts(context: BlockContext<'_>, block_size: usize, window: Option<usize>
     num_pages.div_ceil(part_pages) + block_size.div_ceil(KV_BLOCK)
 }
 
-/// Parts of the keys of the block that has most.
+/// At least the parts of the keys of any block: few numbers, as launches follow from it.
 fn most_parts(contexts: &BlockContexts, block_size: usize, window: Option<usize>) -> usize {
+    let of_block = block_size.div_ceil(KV_BLOCK);
     let parts = contexts
         .iter()
-        .map(|context| num_parts(context, block_size, window));
-    parts.max().unwrap_or(0)
+        .map(|context| num_parts(context, block_size, window) - of_block)
+        .map(split_bucket);
+    parts.max().map_or(0, |of_context| of_context + of_block)
 }
 
 /// Bytes of scratch that `num_blocks` blocks take at most, whatever their contexts.

@@ -39,6 +39,8 @@ pub struct RowPaths {
     segment_facts: Staged<u32>,
     path_rows: Staged<u32>,
     pages: Staged<u32>,
+    max_rows: usize,
+    num_padding: usize,
     is_finished: bool,
 }
 
@@ -65,10 +67,28 @@ pub struct LaunchKey {
     num_splits: usize,
 }
 
+/// The number of rows that a GPU computes for `num_rows`: few numbers, each the cheapest for its matmuls, so that few
+/// sequences of launches serve all passes.
+pub fn row_bucket(num_rows: usize) -> usize {
+    match num_rows {
+        0..=8 => num_rows.next_power_of_two(),
+        _ => num_rows.next_multiple_of(8),
+    }
+}
+
+/// The number of splits that launches of attention are sized for: few numbers serve all lengths.
+pub(super) fn split_bucket(num_splits: usize) -> usize {
+    match num_splits {
+        0 => 0,
+        _ => num_splits.next_power_of_two(),
+    }
+}
+
 /// `RowFacts` of `row_paths.cuh` in words.
 const ROW_FACTS: usize = 2;
-/// `SegmentFacts` of `row_paths.cuh` in words.
+/// `SegmentFacts` of `row_paths.cuh` in words, and the place of the number of rows among them.
 const SEGMENT_FACTS: usize = 8;
+const NUM_ROWS_FACT: usize = 3;
 
 impl RowPaths {
     /// An empty batch whose lists hold `num_rows` rows, in as many segments, over `num_pages` pages without growing.
@@ -89,6 +109,8 @@ impl RowPaths {
             segment_facts: list(num_rows * SEGMENT_FACTS)?,
             path_rows: list(num_rows * MAX_PATH_ROWS)?,
             pages: list(num_pages)?,
+            max_rows: num_rows,
+            num_padding: 0,
             is_finished: false,
         })
     }
@@ -106,6 +128,7 @@ impl RowPaths {
         ] {
             list.values_mut().clear();
         }
+        self.num_padding = 0;
         self.is_finished = false;
     }
 
@@ -161,6 +184,33 @@ impl RowPaths {
         }
         self.end_segment(slot, first, committed_len, pages);
         Ok(())
+    }
+
+    /// Appends rows that a GPU computes and nobody reads, up to the next [`row_bucket`] and no further than the
+    /// capacity; returns how many. Each follows the committed tokens of the last segment directly, as if its request had
+    /// another root; [`Segment::rows`] leaves them out. Pushes are over.
+    pub fn pad(&mut self, device: &Device) -> usize {
+        match device {
+            Device::Host(_) => 0,
+            Device::Cuda(_) => self.pad_to(row_bucket(self.num_rows()).min(self.max_rows)),
+        }
+    }
+
+    fn pad_to(&mut self, num_rows: usize) -> usize {
+        let num_padding = num_rows.saturating_sub(self.num_rows());
+        // A segment's number counts those before it.
+        let Some(last) = self.segments.pop() else {
+            return 0;
+        };
+        for _ in 0..num_padding {
+            let (start, row) = (self.path_rows.len(), self.num_rows());
+            self.push_row(start, row as u32, last.committed_len);
+        }
+        self.segments.push(last);
+        let in_segment = self.segment_facts.len() - SEGMENT_FACTS + NUM_ROWS_FACT;
+        self.segment_facts.values_mut()[in_segment] += num_padding as u32;
+        self.num_padding = num_padding;
+        num_padding
     }
 
     /// Gives the rows to `device`; pushes are over. Kernels on a GPU refuse rows that did not come this way.
@@ -265,17 +315,20 @@ impl RowPaths {
         &self.pages.values()[segment.pages.clone()]
     }
 
-    /// Rows of the largest segment.
+    /// At least the rows of the largest segment, padding included: a [`row_bucket`], as launches follow from it.
     pub(super) fn longest_segment(&self) -> usize {
         let rows = self.segments.iter().map(|segment| segment.rows.len());
-        rows.max().unwrap_or(0)
+        let last = self.segments.last();
+        let with_padding = last.map_or(0, |segment| segment.rows.len() + self.num_padding);
+        row_bucket(rows.max().unwrap_or(0).max(with_padding))
     }
 
-    /// Most splits of attention that the whole blocks before a segment take.
+    /// At least the splits of attention that the whole blocks before any segment take: 0 or a power of two, as launches
+    /// follow from it.
     pub(super) fn num_splits(&self) -> usize {
         let splits = self.segments.iter().map(|segment| {
             let in_blocks = segment.committed_len / KV_BLOCK * KV_BLOCK;
-            in_blocks.div_ceil(KV_SPLIT)
+            split_bucket(in_blocks.div_ceil(KV_SPLIT))
         });
         splits.max().unwrap_or(0)
     }
@@ -386,6 +439,37 @@ mod tests {
             refused,
             Err(KernelError::PathTooLong { got: 65, .. })
         ));
+    }
+
+    #[test]
+    fn padding_follows_the_last_root_and_belongs_to_nobody() {
+        let mut paths = RowPaths::default();
+        paths.push_segment(3, 10, &[7], &[None]).unwrap();
+        let tree = [None, Some(0), Some(1), Some(1)];
+        paths.push_segment(1, 5, &[4], &tree).unwrap();
+        assert_eq!(paths.pad_to(row_bucket(5)), 3);
+        assert_eq!((paths.num_rows(), paths.longest_segment()), (8, 8));
+        assert_eq!(paths.segments()[1].rows, 1..5);
+        assert_eq!(paths.segment_facts.values()[8..12], [1, 5, 1, 7]);
+        for row in 5..8 {
+            assert_eq!(
+                (paths.position(row), paths.path(row)),
+                (5, &[row as u32][..])
+            );
+            assert_eq!(paths.row_facts.values()[2 * row + 1], 1);
+        }
+        paths.clear();
+        paths.push_segment(0, 0, &[], &tree[..1]).unwrap();
+        assert_eq!((paths.pad_to(1), paths.longest_segment()), (0, 1));
+    }
+
+    #[test]
+    fn buckets_are_few_and_never_too_small() {
+        let buckets: Vec<_> = (1..=64).map(row_bucket).collect();
+        assert!((1..=64).zip(&buckets).all(|(rows, &bucket)| bucket >= rows));
+        let distinct = std::collections::BTreeSet::from_iter(buckets);
+        assert_eq!(distinct.len(), 11);
+        assert_eq!([0, 1, 3, 4, 5].map(split_bucket), [0, 1, 4, 4, 8]);
     }
 
     #[test]

@@ -87,6 +87,16 @@ impl PlacedRows {
         Ok(())
     }
 
+    /// Repeats the last row until there are `num_rows`, for appending keys and values: the same values go to the same
+    /// place again.
+    pub fn repeat_last(&mut self, num_rows: usize) {
+        let words = self.words.values_mut();
+        let last = words.len().saturating_sub(ROW_WORDS)..words.len();
+        for _ in words.len() / ROW_WORDS..num_rows {
+            words.extend_from_within(last.clone());
+        }
+    }
+
     /// Gives the rows to `device`; pushes are over. Kernels on a GPU refuse rows that did not come this way.
     ///
     /// # Errors
@@ -175,7 +185,11 @@ mod tests {
         assert_eq!(rows.iter().collect::<Vec<_>>(), expected);
         assert_eq!(rows.ends(), [(2, 65), (0, 4)]);
         assert_eq!((rows.len(), rows.tail_len(10)), (3, 80));
+        rows.repeat_last(5);
+        assert_eq!((rows.len(), rows.iter().nth(4)), (5, rows.iter().nth(2)));
+        assert_eq!(rows.ends().len(), 2);
         rows.clear();
+        rows.repeat_last(2);
         assert!(rows.is_empty() && rows.ends().is_empty());
     }
 

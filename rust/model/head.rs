@@ -86,7 +86,7 @@ pub(super) struct Head {
     /// Which rows of a pass a call is about.
     wanted: Staged<u32>,
     masked: MaskedIds,
-    /// Rows that go through the head, `[rows, H]`.
+    /// Rows that go through the head, `[rows, H]`, where they are not the first of the pass.
     rows: Buffer<f32>,
     /// `[rows, V]`.
     logits: Buffer<f32>,
@@ -147,8 +147,15 @@ impl Head {
         hidden: &Buffer<f32>,
         rows: &[u32],
     ) -> Result<&Buffer<f32>> {
-        self.gather(device, hidden, rows, weights)?;
-        weights.logits(device, &self.rows, rows.len(), &mut self.logits)?;
+        let Self {
+            wanted,
+            rows: gathered,
+            logits,
+            ..
+        } = self;
+        let width = weights.embed.in_features();
+        let x = gather(device, hidden, rows, width, wanted, gathered)?;
+        weights.logits(device, x, rows.len(), logits)?;
         Ok(&self.logits)
     }
 
@@ -162,20 +169,9 @@ impl Head {
         masked: &[&[u32]],
         samplers: &[RowSampler],
     ) -> Result<TokenChoices> {
-        self.gather(device, hidden, rows, weights)?;
+        let (num_rows, vocab_size) = (rows.len(), weights.embed.out_features());
+        self.logits(device, weights, hidden, rows)?;
         self.masked.fill(device, masked)?;
-        self.choose_gathered(device, weights, samplers)
-    }
-
-    /// Likewise, for the gathered rows.
-    fn choose_gathered(
-        &mut self,
-        device: &Device,
-        weights: &DecoderWeights,
-        samplers: &[RowSampler],
-    ) -> Result<TokenChoices> {
-        let (num_rows, vocab_size) = (samplers.len(), weights.embed.out_features());
-        weights.logits(device, &self.rows, num_rows, &mut self.logits)?;
         let (logits, masked) = (&self.logits, &self.masked);
         let mut token_ids = vec![0; num_rows];
         let mut chosen_logits = vec![0.0; num_rows];
@@ -219,19 +215,22 @@ impl Head {
         masked: &[&[u32]],
         scores: HeadScores,
     ) -> Result<TokenChoices> {
-        self.gather(device, hidden, rows, weights)?;
-        self.masked.fill(device, masked)?;
-        let (Some(head), Some(exact)) = (&self.screened, weights.head_bf16()) else {
-            return self.choose_gathered(device, weights, &vec![RowSampler::GREEDY; rows.len()]);
-        };
         let num_rows = rows.len();
+        let (Some(head), Some(exact)) = (&self.screened, weights.head_bf16()) else {
+            let greedy = vec![RowSampler::GREEDY; num_rows];
+            return self.choose_densely(device, weights, hidden, rows, masked, &greedy);
+        };
+        self.masked.fill(device, masked)?;
+        let width = weights.embed.in_features();
+        let (wanted, gathered) = (&mut self.wanted, &mut self.rows);
+        let x = gather(device, hidden, rows, width, wanted, gathered)?;
         let mut token_ids = vec![0; num_rows];
         let mut best_logits = vec![0.0; num_rows];
         let (mut survivors, mut fell_back) = (vec![0; num_rows], vec![false; num_rows]);
         LmHeadScreen::run(
             device,
             LmHeadScreenArgs {
-                x: &self.rows,
+                x,
                 num_rows,
                 head,
                 exact,
@@ -256,25 +255,29 @@ impl Head {
             screening: survivors.into_iter().zip(fell_back).map(counts).collect(),
         })
     }
+}
 
-    /// Copies `rows` of `hidden` to the front of `self.rows`.
-    fn gather(
-        &mut self,
-        device: &Device,
-        hidden: &Buffer<f32>,
-        rows: &[u32],
-        weights: &DecoderWeights,
-    ) -> Result<()> {
-        self.wanted.fill(device, rows.iter().copied())?;
-        GatherTaps::run(
-            device,
-            GatherTapsArgs {
-                taps: std::slice::from_ref(hidden),
-                rows: &self.wanted,
-                width: weights.embed.in_features(),
-                y: &mut self.rows,
-            },
-        )?;
-        Ok(())
+/// `rows` of `hidden`: copied to the front of `gathered`, or `hidden` itself where it starts with them.
+fn gather<'a>(
+    device: &Device,
+    hidden: &'a Buffer<f32>,
+    rows: &[u32],
+    width: usize,
+    wanted: &mut Staged<u32>,
+    gathered: &'a mut Buffer<f32>,
+) -> Result<&'a Buffer<f32>> {
+    if rows.iter().copied().eq(0..rows.len() as u32) {
+        return Ok(hidden);
     }
+    wanted.fill(device, rows.iter().copied())?;
+    GatherTaps::run(
+        device,
+        GatherTapsArgs {
+            taps: std::slice::from_ref(hidden),
+            rows: wanted,
+            width,
+            y: &mut *gathered,
+        },
+    )?;
+    Ok(gathered)
 }

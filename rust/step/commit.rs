@@ -90,7 +90,6 @@ pub fn commit(
         });
     }
     pair.workspace.spare_trees.extend(trees);
-    pair.clock.lap(&pair.device, Stage::Context)?;
     Ok(Committed { entries })
 }
 

@@ -71,6 +71,8 @@ pub fn decode_step(
     let verified = verify::verify(pair, requests, trees)?;
     let accepted = accept::accept(requests, verified);
     let committed = commit::commit(pair, requests, accepted)?;
+    draft::start_next(pair, &plan.trees[0], requests, &committed)?;
+    pair.clock.lap(&pair.device, Stage::Context)?;
     if !has_prompts {
         pair.clock.end_step(&pair.device);
     }

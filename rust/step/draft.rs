@@ -4,9 +4,10 @@ use crate::drafter::proposal::Proposal;
 use crate::drafter::{DraftAnchor, DraftRequest};
 use crate::error::Result;
 use crate::options::speculation::TreePlan;
+use crate::request::{Request, State};
 
 use super::decode_step::ModelPair;
-use super::types::{Batch, Proposals, Stems, Work};
+use super::types::{Batch, Committed, Proposals, Stems, Work};
 
 /// The rows that every entry brings along: a prompt chunk or the anchor token.
 pub fn stems(pair: &mut ModelPair, batch: Batch) -> Stems {
@@ -41,6 +42,46 @@ pub fn stems(pair: &mut ModelPair, batch: Batch) -> Stems {
     }
 }
 
+/// What `plan` asks of a drafter.
+fn wanted(plan: &TreePlan) -> DraftRequest {
+    DraftRequest {
+        num_draft_tokens: plan.num_draft_tokens,
+        scores: plan.scores,
+        width: plan.width,
+        min_confidence: plan.min_confidence,
+    }
+}
+
+/// Lets a GPU draft for the next step while the host delivers this one's tokens, where one request runs: of several,
+/// it is not known who comes next with whom. `plan` is that of a step's first tree.
+///
+/// # Errors
+/// Whatever the drafter's kernels refuse.
+pub fn start_next(
+    pair: &mut ModelPair,
+    plan: &TreePlan,
+    requests: &[Request],
+    committed: &Committed,
+) -> Result<()> {
+    let (Some(drafter), [entry]) = (&mut pair.drafter, &committed.entries[..]) else {
+        return Ok(());
+    };
+    let request = &requests[entry.index];
+    let State::Running { slot } = request.state else {
+        return Ok(());
+    };
+    if requests.len() > 1 || request.in_prompt() || request.num_tokens_left() < 2 {
+        return Ok(());
+    }
+    let anchor = DraftAnchor {
+        slot,
+        token_id: request.token_ids[request.committed_len],
+        position: request.committed_len,
+    };
+    let target = pair.target.weights();
+    drafter.start(&pair.device, target, &[anchor], wanted(plan))
+}
+
 /// Proposes what follows every open stem. The proposals stay in the pair's workspace.
 ///
 /// # Errors
@@ -72,15 +113,9 @@ pub fn propose(pair: &mut ModelPair, plan: &TreePlan, stems: Stems) -> Result<Pr
     let kept = &mut pair.workspace.proposals;
     kept.resize_with(kept.len().max(anchors.len()), Proposal::default);
     if let (Some(drafter), false) = (&mut pair.drafter, anchors.is_empty()) {
-        let wanted = DraftRequest {
-            num_draft_tokens: plan.num_draft_tokens,
-            scores: plan.scores,
-            width: plan.width,
-            min_confidence: plan.min_confidence,
-        };
         let target = pair.target.weights();
         let proposals = &mut kept[..anchors.len()];
-        drafter.propose(&pair.device, target, &anchors, wanted, proposals)?;
+        drafter.propose(&pair.device, target, &anchors, wanted(plan), proposals)?;
     }
     Ok(Proposals {
         batch,

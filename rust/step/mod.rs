@@ -8,6 +8,7 @@ pub mod draft;
 pub mod forest;
 pub mod grow;
 pub mod q_pass;
+pub mod rehearsal;
 pub mod stage_times;
 pub mod tree;
 pub mod types;

@@ -114,6 +114,8 @@ pub(super) fn forward<'a>(
         paths.push_segment(entry.slot, entry.committed_len, pages, &tree.parents)?;
         token_ids.extend_from_slice(&tree.token_ids);
     }
+    let num_padding = paths.pad(device);
+    token_ids.resize(token_ids.len() + num_padding, 0);
     paths.finish(device)?;
     for segment in paths.segments() {
         let positions = segment.rows.clone().map(|row| paths.position(row));

@@ -209,9 +209,9 @@ def test_draws_are_those_of_plain_decoding(
 
 
 FAMILIES = ["llama_rope_parameters", "llama_rope_scaling", "qwen3_5_text", "qwen3_5_wrapper"]
-# Matmuls round their inputs to BF16; all else is fp32. The golden values say how far the reference departs from
-# fp32 when it rounds every value so (0.3 to 0.8 at logits of a deviation of 3): a part of its roundings must not
-# move a logit as far, and most logits much less.
+# Matmuls round their inputs to BF16; all else is fp32. The golden values say how far the reference departs
+# from fp32 when it rounds every value so (0.3 to 0.8 at logits of a deviation of 3): a part of its roundings
+# must not move a logit as far, and most logits much less.
 BF16_DEPARTURE = "logits_bf16_vs_fp32_max_abs"
 TYPICAL_SHARE = 0.1
 RESIDUAL_REL = 0.02
@@ -236,8 +236,8 @@ def test_scores_are_near_fp32(family: str, report: Any) -> None:
     equal = np.concatenate(is_equal)
     clear = np.concatenate(gaps) > 2 * bound
     report(
-        f"{DEVICE}: {family}: logits within {worst:.3f} of fp32 (typically {typical:.3f}; BF16 {bound}), norms within "
-        f"{worst_norm:.1e}, {np.sum(~equal)} of {len(equal)} choices differ, {clear.sum()} clear"
+        f"{DEVICE}: {family}: logits within {worst:.3f} of fp32 (typically {typical:.3f}; BF16 {bound}), "
+        f"norms within {worst_norm:.1e}, {np.sum(~equal)} of {len(equal)} choices differ, {clear.sum()} clear"
     )
     assert worst <= bound
     assert typical <= TYPICAL_SHARE * bound
@@ -265,6 +265,24 @@ def test_greedy_text_departs_from_fp32_at_small_gaps_only(family: str) -> None:
         num_equal += len(want["ids"]) if departs is None else departs
         assert departs is None or want["top2_gap"][departs] < 2 * bound
     assert num_equal > 0
+
+
+@pytest.mark.parametrize("q_passes", [0, 1])
+def test_steps_are_replays_with_few_copies(q_passes: int, prompts: list[str], report: Any) -> None:
+    llm = demo({"method": "dflash2", "q_passes": q_passes}, weight_format="w12", max_num_seqs=1)
+    llm.generate(prompts[:3], PARAMS, use_tqdm=False)
+    llm.set_stage_clock()
+    llm.generate(prompts, PARAMS, use_tqdm=False)
+    times = llm.stage_times()
+    num_steps, num_passes = times["num_steps"], 1 + q_passes
+    a_step = {name: count / num_steps for name, count in times["activity"].items()}
+    report(f"{DEVICE}: {q_passes} Q passes, a step: { ({name: round(n, 2) for name, n in a_step.items()}) }")
+    # Drafts, passes and appended rows go in one sequence each; a length that is new may add some.
+    assert a_step["captures"] <= 0.2
+    assert 3 * num_passes - 0.5 <= a_step["replays"] <= 3 * num_passes
+    # Lists travel together, and a draft and what a head chose come back in one copy each.
+    assert a_step["read_backs"] <= 2 * num_passes
+    assert a_step["uploads"] <= 8 * num_passes
 
 
 def test_memory_is_given_back(report: Any) -> None:

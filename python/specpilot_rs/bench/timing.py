@@ -27,9 +27,9 @@ VERIFY_ROWS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 64)
 """Rows of a pass for the table of its cost."""
 MOST_CHAIN_ROWS = 16
 """Rows of the longest chains: an anchor and what a block drafts."""
-VERIFY_TOKENS = 32
+VERIFY_TOKENS = 48
 """Tokens decoded for each entry of it."""
-BREAKDOWN_TOKENS = 64
+BREAKDOWN_TOKENS = 128
 LOGIT_TOKENS = 24
 """Tokens whose logits are compared, all of a row, in each preset."""
 CLOCK_FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
@@ -165,6 +165,11 @@ class TimingRun:
             if self.verify_costs:
                 self._measure_costs(timings)
         self.is_complete = True
+
+    @property
+    def timed(self) -> list[PresetTiming]:
+        """Presets with at least a round."""
+        return [timing for timing in self.timings if timing.samples]
 
     def _blocks(self) -> list[list[PresetTiming]]:
         """Presets by the engines that are open together: beside stock ones only the last's, for memory."""

@@ -104,7 +104,7 @@ def measure_presets(settings: TimingSettings, files: Mapping[str, Path | None], 
             run.measure()
         except (KeyboardInterrupt, SpecPilotError) as error:
             stopped = error
-    if all(timing.samples for timing in run.timings):
+    if run.timed:
         _publish(run, settings, files, as_json)
     is_wrong = False
     for timing in run.timings:

@@ -22,7 +22,8 @@ impl CapturedLaunches {
         device: &CudaDevice,
         say: impl FnOnce() -> Result<(), E>,
     ) -> Result<Option<Self>, E> {
-        device.activity.note(|counts| counts.num_captures += 1);
+        device.send_lists()?;
+        device.activity().note(|counts| counts.num_captures += 1);
         let stream = device.stream();
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         stream
@@ -40,7 +41,8 @@ impl CapturedLaunches {
     /// # Errors
     /// [`DeviceError::Driver`].
     pub fn replay(&self, device: &CudaDevice) -> Result<(), DeviceError> {
-        device.activity.note(|counts| counts.num_replays += 1);
+        device.send_lists()?;
+        device.activity().note(|counts| counts.num_replays += 1);
         self.0
             .launch()
             .map_err(driver("replaying captured launches"))

@@ -151,7 +151,8 @@ impl<'a> Launch<'a> {
         device: &CudaDevice,
         argument: &T,
     ) -> Result<(), DeviceError> {
-        device.activity.note(|counts| counts.num_launches += 1);
+        device.send_lists()?;
+        device.activity().note(|counts| counts.num_launches += 1);
         let mut attributes = self.attributes();
         let stream = device.stream();
         let config = self.config(&mut attributes, stream.cu_stream());

@@ -7,8 +7,10 @@
 mod cache;
 mod capture;
 mod compiler;
+mod copies;
 mod cublaslt;
 mod launch;
+mod lists;
 mod loaded;
 mod probe;
 mod source;
@@ -26,8 +28,11 @@ use crate::error::DeviceError;
 pub use cache::CubinCache;
 pub use capture::CapturedLaunches;
 pub use compiler::{Arch, Compiled, compile, compiler_version};
+pub(super) use copies::{HostCopies, ReadBack};
 pub use cublaslt::{CublasLt, LtOperands, LtProduct, LtShape};
 pub use launch::{Launch, Shape};
+use lists::ListMemory;
+pub use lists::ListPlace;
 use loaded::LoadedKernels;
 pub use probe::{GpuFacts, MIN_DRIVER_VERSION, free_bytes, gpu_facts, is_usable, num_devices};
 pub use source::{KERNEL_SOURCES, KernelSource};
@@ -48,7 +53,8 @@ pub struct CudaDevice {
     limits: Limits,
     bytes_allocated: AtomicU64,
     /// Shared with the buffers, which copy without asking the device.
-    activity: Arc<Activity>,
+    copies: Arc<HostCopies>,
+    lists: Arc<ListMemory>,
     /// The last is in use; those before are kept for graphs that were captured with them.
     scratch: Mutex<Vec<CudaSlice<u8>>>,
     /// See [`CudaDevice::grid_barrier`].
@@ -101,7 +107,8 @@ impl CudaDevice {
             cublaslt: OnceLock::new(),
             limits,
             bytes_allocated: AtomicU64::new(0),
-            activity: Arc::default(),
+            copies: Arc::new(HostCopies::new(&context, &stream)?),
+            lists: Arc::default(),
             scratch: Mutex::default(),
             grid_barrier: stream
                 .alloc_zeros(GRID_BARRIER_BYTES)
@@ -173,8 +180,13 @@ impl CudaDevice {
     }
 
     /// What it was asked to do.
-    pub(super) fn activity(&self) -> &Arc<Activity> {
-        &self.activity
+    pub(super) fn activity(&self) -> &Activity {
+        self.copies.activity()
+    }
+
+    /// Its copies.
+    pub(super) fn copies(&self) -> &Arc<HostCopies> {
+        &self.copies
     }
 
     /// Bytes of the GPU's memory that are free, and all of them.
@@ -194,9 +206,7 @@ impl CudaDevice {
     /// # Errors
     /// [`DeviceError::Driver`] with the first error of the work waited for.
     pub fn synchronize(&self) -> Result<(), DeviceError> {
-        self.activity
-            .waiting(|| self.stream.synchronize())
-            .map_err(driver("waiting for the GPU"))
+        self.copies.synchronize()
     }
 
     /// Zero-filled memory for `len` elements.
@@ -217,6 +227,20 @@ impl CudaDevice {
         self.bytes_allocated
             .fetch_add(num_bytes as u64, Ordering::Relaxed);
         Ok(slice)
+    }
+
+    /// Room for a list of `num_bytes` that the host writes and kernels read.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`].
+    pub fn place_list(&self, num_bytes: usize) -> Result<ListPlace, DeviceError> {
+        self.lists
+            .place(num_bytes, &self.stream, |len| self.alloc::<u8>(len))
+    }
+
+    /// Sends what changed in lists; every launch does so first.
+    fn send_lists(&self) -> Result<(), DeviceError> {
+        self.lists.send_changes(&self.stream, self.activity())
     }
 
     /// The address of the barrier at which the blocks of one kernel meet; its counter is zero between kernels.
@@ -255,15 +279,11 @@ impl CudaDevice {
             .last()
             .expect("a kernel that left something asked for scratch");
         let mut values = vec![T::default(); len];
-        let bytes = last.slice(offset..offset + len * size_of::<T>());
-        self.activity.note(|counts| counts.num_read_backs += 1);
-        let copy = || {
-            self.stream.memcpy_dtoh(&bytes, as_bytes_mut(&mut values))?;
-            self.stream.synchronize()
+        let part = ReadBack {
+            from: last.slice(offset..offset + len * size_of::<T>()),
+            to: as_bytes_mut(&mut values),
         };
-        self.activity
-            .waiting(copy)
-            .map_err(driver("copying from the GPU"))?;
+        self.copies.read(vec![part])?;
         Ok(values)
     }
 

@@ -65,6 +65,32 @@ impl<B> Entry<B> {
     }
 }
 
+impl Entry {
+    /// Writes down the rows of the next [`Layer::enter`].
+    pub(super) fn look_at(
+        &mut self,
+        device: &Device,
+        token_ids: &[u32],
+        positions: &[u32],
+    ) -> Result<()> {
+        let lists = &mut self.lists;
+        lists.token_ids.fill(device, token_ids.iter().copied())?;
+        lists.positions.fill(device, positions.iter().copied())?;
+        lists.rows.fill(device, 0..token_ids.len() as u32)?;
+        Ok(())
+    }
+
+    /// Where the lists of [`look_at`](Self::look_at) lie.
+    pub(super) fn lists(&self) -> [Option<u64>; 3] {
+        let Lists {
+            token_ids,
+            positions,
+            rows,
+        } = &self.lists;
+        [token_ids, positions, rows].map(Staged::cuda_address)
+    }
+}
+
 /// Activations of one depth of a draft.
 pub(super) struct Pass<B = Buffer<f32>> {
     /// Features of the rows.
@@ -129,13 +155,11 @@ pub(super) struct TreeContext<'a> {
 }
 
 impl Layer<'_> {
-    /// Fills `entry` for rows of `token_ids` and `features` at `positions`.
+    /// Fills `entry` for the rows that it was told of, with their `features`.
     pub(super) fn enter(
         &self,
-        token_ids: &[u32],
         embed: &PackedBf16,
         features: &Buffer<f32>,
-        positions: &[u32],
         entry: &mut Entry,
     ) -> Result<()> {
         let Self {
@@ -144,11 +168,8 @@ impl Layer<'_> {
             weights,
             ..
         } = *self;
-        let num_rows = token_ids.len();
-        let lists = &mut entry.lists;
-        lists.token_ids.fill(device, token_ids.iter().copied())?;
-        lists.positions.fill(device, positions.iter().copied())?;
-        lists.rows.fill(device, 0..num_rows as u32)?;
+        let lists = &entry.lists;
+        let num_rows = lists.token_ids.len();
         EmbedRows::run(
             device,
             EmbedRowsArgs {
@@ -223,10 +244,26 @@ impl Layer<'_> {
 }
 
 impl Pass {
-    /// Takes as features those that the last forward drafted for the rows in `parent_rows`.
-    pub(super) fn follow(&mut self, layer: &Layer<'_>, parent_rows: &[u32]) -> Result<()> {
-        let rows = parent_rows.iter().copied();
-        self.parent_rows.fill(layer.device, rows)?;
+    /// Writes down the rows of a depth: their tokens, positions and rows of the depth before, none for the first.
+    pub(super) fn look_at(
+        &mut self,
+        device: &Device,
+        token_ids: &[u32],
+        positions: &[u32],
+        parent_rows: impl Iterator<Item = u32>,
+    ) -> Result<()> {
+        self.parent_rows.fill(device, parent_rows)?;
+        self.entry.look_at(device, token_ids, positions)
+    }
+
+    /// Where the lists of [`look_at`](Self::look_at) lie.
+    pub(super) fn lists(&self) -> [Option<u64>; 4] {
+        let [token_ids, positions, rows] = self.entry.lists();
+        [token_ids, positions, rows, self.parent_rows.cuda_address()]
+    }
+
+    /// Takes as features those that the last forward drafted for the parents.
+    pub(super) fn follow(&mut self, layer: &Layer<'_>) -> Result<()> {
         let drafted = match layer.config.norm_output {
             true => &self.hidden,
             false => &self.residual,
@@ -247,7 +284,6 @@ impl Pass {
     pub(super) fn forward(
         &mut self,
         layer: &Layer<'_>,
-        token_ids: &[u32],
         embed: &PackedBf16,
         context: &TreeContext<'_>,
         tail: &mut Tail,
@@ -258,9 +294,8 @@ impl Pass {
             weights,
             ..
         } = *layer;
-        let num_rows = token_ids.len();
-        let positions = context.paths.positions().values();
-        layer.enter(token_ids, embed, &self.features, positions, &mut self.entry)?;
+        let num_rows = context.paths.num_rows();
+        layer.enter(embed, &self.features, &mut self.entry)?;
         for (from, to) in [(&self.entry.k, &mut tail.k), (&self.entry.v, &mut tail.v)] {
             let first = context.first_tail_row * config.kv_dim();
             to.copy_range(first, from, 0..num_rows * config.kv_dim())?;

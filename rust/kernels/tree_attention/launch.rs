@@ -6,7 +6,7 @@ use super::{KV_BLOCK, KV_SPLIT, TreeAttention, TreeAttentionArgs};
 use crate::device::cuda::{CudaDevice, Shape};
 use crate::error::KernelError;
 use crate::kernels::launcher::Launcher;
-use crate::kernels::paths::CudaPaths;
+use crate::kernels::paths::{CudaPaths, split_bucket};
 use crate::kernels::{Kernel, check_size};
 
 const BLOCK_THREADS: usize = 256;
@@ -111,7 +111,7 @@ pub fn scratch_bytes(
     q_heads: usize,
     head_dim: usize,
 ) -> usize {
-    let num_splits = num_positions.div_ceil(KV_SPLIT);
+    let num_splits = split_bucket(num_positions.div_ceil(KV_SPLIT));
     let row_bytes = (GATHERED_BLOCKS + num_splits) * q_heads * (head_dim + 2) * size_of::<f32>();
     launch_rows(row_bytes, num_rows) * row_bytes
 }

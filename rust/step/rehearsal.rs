@@ -1,0 +1,68 @@
+//! Forwards of every size that decode steps come in, before the first request: a GPU captures their launches then, and
+//! no step has to. What they compute goes nowhere.
+
+use crate::error::Result;
+use crate::kernels::paths::row_bucket;
+use crate::kernels::tree_attention::{KV_BLOCK, KV_SPLIT};
+use crate::kernels::w12_matmul::WeightView;
+use crate::options::speculation::SpeculationPlan;
+
+use super::decode_step::ModelPair;
+
+/// Contexts of up to so many splits of attention are rehearsed; longer ones are captured when they come, once for
+/// every doubling.
+const MAX_SPLITS: usize = 4;
+/// Forwards of one size: the first sees the launches, the second captures them.
+const NUM_FORWARDS: usize = 2;
+
+/// Runs the target over chains of roots for one request, as many as `plan` may verify.
+///
+/// # Errors
+/// Whatever a kernel refuses.
+pub fn rehearse_forwards(
+    pair: &mut ModelPair,
+    plan: &SpeculationPlan,
+    max_model_len: usize,
+) -> Result<()> {
+    let views: &[WeightView] = match plan.q_passes() {
+        0 => &[WeightView::Exact],
+        _ => &[WeightView::Exact, WeightView::Q],
+    };
+    let most_rows = plan.pass_rows();
+    let mut num_rows = 1;
+    while num_rows <= row_bucket(most_rows) {
+        for num_splits in [0, 1, 2, MAX_SPLITS] {
+            let committed_len = num_splits * KV_SPLIT;
+            if committed_len >= max_model_len {
+                continue;
+            }
+            for view in views {
+                for _ in 0..NUM_FORWARDS {
+                    forward(pair, *view, num_rows, committed_len)?;
+                }
+            }
+        }
+        num_rows = row_bucket(num_rows + 1);
+    }
+    Ok(())
+}
+
+fn forward(
+    pair: &mut ModelPair,
+    view: WeightView,
+    num_rows: usize,
+    committed_len: usize,
+) -> Result<()> {
+    let ModelPair {
+        device,
+        target,
+        caches,
+        paths,
+        ..
+    } = pair;
+    paths.clear();
+    let pages = vec![0; committed_len.div_ceil(KV_BLOCK)];
+    paths.push_segment(0, committed_len, &pages, &vec![None; num_rows])?;
+    paths.finish(device)?;
+    target.forward(device, view, &vec![0; num_rows], paths, caches, None)
+}
