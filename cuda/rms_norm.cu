@@ -1,4 +1,4 @@
-// y = x * rsqrt(mean(x^2) + eps) * weight, vector by vector.
+// y = x * rsqrt(mean(x^2) + eps) * weight, vector by vector; or y = (y + that) * factor.
 //
 // A warp takes a short vector, a block a long one: which of the two follows from the width alone, and so does the order
 // of the sum: quads of columns in turn over the threads, a chain per thread, then the tree of block_reduce.cuh. What a
@@ -18,6 +18,8 @@ struct RmsNormParams {
     u32 width;
     float eps;
     u32 has_quads;        // everything starts on 16 bytes and is as long as whole quads
+    float factor;
+    u32 adds;             // to what y holds
 };
 
 __device__ __forceinline__ float4 load_quad(const RmsNormParams& p, const float* vector, u32 first) {
@@ -81,13 +83,22 @@ struct VectorPart {
         return {y.x * weight.x, y.y * weight.y, y.z * weight.z, y.w * weight.w};
     }
 
+    __device__ __forceinline__ void finish(float* y, u32 first, float4 normed) const {
+        if (p.adds) {
+            const float4 sum = load_quad(p, y, first);
+            normed = {__fmul_rn(__fadd_rn(sum.x, normed.x), p.factor), __fmul_rn(__fadd_rn(sum.y, normed.y), p.factor),
+                      __fmul_rn(__fadd_rn(sum.z, normed.z), p.factor), __fmul_rn(__fadd_rn(sum.w, normed.w), p.factor)};
+        }
+        store_quad(p, y, first, normed);
+    }
+
     __device__ __forceinline__ void normalise(const float* x, float* y, float sum) const {
         const float scale = 1.0f / sqrtf(sum / static_cast<float>(p.width) + p.eps);
 #pragma unroll
-        for (u32 i = 0; i < QUADS; i++) store_quad(p, y, place(i), product(values[i], scale, weights[i]));
+        for (u32 i = 0; i < QUADS; i++) finish(y, place(i), product(values[i], scale, weights[i]));
         for (u32 i = QUADS; place(i) < p.width; i++) {
             const float4 weight = p.weight ? load_quad(p, p.weight, place(i)) : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
-            store_quad(p, y, place(i), product(load_quad(p, x, place(i)), scale, weight));
+            finish(y, place(i), product(load_quad(p, x, place(i)), scale, weight));
         }
     }
 };

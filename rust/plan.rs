@@ -24,7 +24,7 @@ use crate::drafter::footprint::DrafterSizes;
 use crate::error::{OptionError, Result, human_bytes};
 use crate::kernels::paths::MAX_PATH_ROWS;
 use crate::kernels::tree_attention::KV_BLOCK;
-use crate::model::config::{MixerKind, ModelConfig};
+use crate::model::config::{LayerConfig, ModelConfig};
 use crate::model::head::HeadPath;
 use crate::options::speculation::SpeculationPlan;
 use crate::options::{DeviceChoice, EngineOptions, KernelSet};
@@ -66,7 +66,7 @@ impl Limits {
         let kernels = KernelSet::named(&options.kernels)?;
         let implied = match kernels {
             KernelSet::Lossless => None,
-            KernelSet::Stock => Some(stock::resolve(options, backend)?),
+            KernelSet::Stock => Some(stock::resolve(options, config, backend)?),
         };
         let options = implied.as_ref().unwrap_or(options);
         let max_model_len = options
@@ -188,9 +188,9 @@ pub fn layer_caches(config: &ModelConfig) -> Vec<LayerCache> {
     config
         .layers
         .iter()
-        .map(|layer| match layer.mixer {
-            MixerKind::Attention => LayerCache::Attention(kv_shape(config)),
-            MixerKind::GatedDelta => LayerCache::GatedDelta,
+        .map(|layer| match layer {
+            LayerConfig::Attention(attention) => LayerCache::Attention(kv_shape(attention)),
+            LayerConfig::GatedDelta => LayerCache::GatedDelta,
         })
         .collect()
 }

@@ -88,7 +88,7 @@ impl PlantedPair {
         tensors
             .map(|(i, (role, layer))| {
                 let seed = TARGET_SEED + i as u32;
-                let tensor = target_tensor(config, role, seed, num_sublayers);
+                let tensor = target_tensor(config, (role, layer), seed, num_sublayers);
                 (config.weight_names.name(role, layer), tensor)
             })
             .collect()
@@ -128,13 +128,18 @@ fn layer_matrix(seed: u32, in_features: usize, size: f64) -> PlantedTensor {
     matrix(seed, size / (in_features as f64).sqrt(), RecipeKind::Layer)
 }
 
+/// What is stored of a norm's weight of one.
+fn stored_one(adds_one: bool) -> f64 {
+    f64::from(u8::from(!adds_one))
+}
+
 fn target_tensor(
     config: &ModelConfig,
-    role: Role,
+    (role, layer): (Role, usize),
     seed: u32,
     num_sublayers: usize,
 ) -> PlantedTensor {
-    let shape = role.shape(config);
+    let shape = role.shape(config, layer);
     let hidden_size = config.hidden_size as f64;
     match role {
         Role::Embed => matrix(seed, 1.0, RecipeKind::Table),
@@ -169,7 +174,8 @@ fn target_tensor(
         },
         Role::GdnConv => near(seed, 0.0, 0.5),
         Role::GdnNorm => near(seed, 1.0, 0.1),
-        _ => near(seed, f64::from(u8::from(!config.norms_add_one)), 0.1),
+        Role::FinalNorm => near(seed, stored_one(config.final_norm_adds_one), 0.1),
+        _ => near(seed, stored_one(config.layer_norms_add_one), 0.1),
     }
 }
 

@@ -8,7 +8,14 @@ import pytest
 from specpilot_rs import LLM, SamplingParams
 
 FAMILIES = Path(__file__).parent / "fixtures" / "families"
-CASES = ["llama_rope_parameters", "llama_rope_scaling", "qwen3_5_text", "qwen3_5_wrapper"]
+CASES = [
+    "gemma4_unified",
+    "llama_rope_parameters",
+    "llama_rope_scaling",
+    "muse_glimmer",
+    "qwen3_5_text",
+    "qwen3_5_wrapper",
+]
 
 
 @pytest.fixture(scope="module", params=CASES)

@@ -12,7 +12,7 @@ use specpilot_rs::kernels::gate::{Gate, GateArgs, GateKind};
 use specpilot_rs::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
 use specpilot_rs::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
 use specpilot_rs::kernels::masked_ids::MaskedIds;
-use specpilot_rs::kernels::rms_norm::{RmsNorm, RmsNormArgs};
+use specpilot_rs::kernels::rms_norm::{NormEpilogue, RmsNorm, RmsNormArgs};
 use specpilot_rs::kernels::rope::{Rope, RopeArgs};
 
 use super::planted::gaussian;
@@ -81,6 +81,7 @@ fn bench_rows(device: &Device, cuda: &CudaDevice, num_rows: usize) -> Vec<Value>
             width: HIDDEN,
             weight: Some(&weight),
             eps: 1e-6,
+            epilogue: NormEpilogue::Store,
             y: &mut y,
         };
         RmsNorm::run(device, args).expect("buffers fit the shape");
@@ -100,6 +101,7 @@ fn bench_rows(device: &Device, cuda: &CudaDevice, num_rows: usize) -> Vec<Value>
             width: HEAD_DIM,
             weight: Some(&weight),
             eps: 1e-6,
+            epilogue: NormEpilogue::Store,
             y: &mut q,
         };
         RmsNorm::run(device, args).expect("buffers fit the shape");

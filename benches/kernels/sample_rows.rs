@@ -5,6 +5,7 @@ use std::hint::black_box;
 use criterion::{BenchmarkId, Criterion, Throughput};
 use specpilot_rs::device::{Buffer, Device};
 use specpilot_rs::kernels::Kernel;
+use specpilot_rs::kernels::draft_select::LogitShape;
 use specpilot_rs::kernels::masked_ids::MaskedIds;
 use specpilot_rs::kernels::sample_rows::{RowSampler, SampleRows, SampleRowsArgs};
 
@@ -62,6 +63,7 @@ pub fn bench(c: &mut Criterion) {
                     logits: &logits,
                     num_rows,
                     vocab_size,
+                    shape: LogitShape::PLAIN,
                     masked: &masked,
                     samplers: &samplers,
                     token_ids: &mut token_ids,

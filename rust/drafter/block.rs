@@ -18,7 +18,7 @@ use crate::kernels::bf16_matmul::{Epilogue, PackedBf16};
 use crate::kernels::block_conv::{BlockConv, BlockConvArgs, ConvSide};
 use crate::kernels::draft_block::{DraftBlock, DraftBlockArgs};
 use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
-use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
+use crate::kernels::rms_norm::{NormEpilogue, RmsNorm, RmsNormArgs};
 use crate::kernels::rope::{Rope, RopeArgs};
 use crate::kernels::w12_matmul::WeightView;
 use crate::weights::Linear;
@@ -196,6 +196,7 @@ impl Block {
                 width: config.hidden_size,
                 weight: Some(&model.weights.final_norm),
                 eps: config.rms_norm_eps,
+                epilogue: NormEpilogue::Store,
                 y: &mut self.input,
             },
         )?;
@@ -234,6 +235,7 @@ impl Block {
                     width: config.head_dim,
                     weight: Some(weight),
                     eps: config.rms_norm_eps,
+                    epilogue: NormEpilogue::Store,
                     y: turned,
                 },
             )?;
@@ -336,6 +338,7 @@ impl Block {
                 width: config.hidden_size,
                 weight: Some(norm),
                 eps: config.rms_norm_eps,
+                epilogue: NormEpilogue::Store,
                 y: normed,
             },
         )?;

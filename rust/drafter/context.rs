@@ -19,7 +19,7 @@ use crate::kernels::draft_block::{BlockContext, BlockContexts, ContextsKey};
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
 use crate::kernels::paths::{MAX_PATH_ROWS, row_bucket};
 use crate::kernels::placed_rows::PlacedRows;
-use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
+use crate::kernels::rms_norm::{NormEpilogue, RmsNorm, RmsNormArgs};
 use crate::kernels::rope::{Rope, RopeArgs};
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::kernels::{Kernel, check_size};
@@ -382,6 +382,7 @@ impl Contexts {
                 width: config.hidden_size,
                 weight: Some(&weights.hidden_norm),
                 eps: config.rms_norm_eps,
+                epilogue: NormEpilogue::Store,
                 y: &mut s.hidden,
             },
         )?;
@@ -405,6 +406,7 @@ impl Contexts {
                     width: config.head_dim,
                     weight: Some(&layer.k_norm),
                     eps: config.rms_norm_eps,
+                    epilogue: NormEpilogue::Store,
                     y: &mut rows.k,
                 },
             )?;

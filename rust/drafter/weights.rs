@@ -6,6 +6,7 @@ use super::draft_head::OwnHead;
 use crate::device::{Buffer, Device};
 use crate::error::Result;
 use crate::kernels::bf16_matmul::{Epilogue, PackedBf16, Product};
+use crate::kernels::gate::GateKind;
 use crate::kernels::w12_matmul::WeightView;
 use crate::options::WeightFormat;
 use crate::weights::checkpoint::Verification;
@@ -288,6 +289,7 @@ impl Loader<'_> {
                 gate_proj: self.linear(&name("mlp.gate_proj"), inter, hidden)?,
                 up_proj: self.linear(&name("mlp.up_proj"), inter, hidden)?,
                 down_proj: self.linear(&name("mlp.down_proj"), hidden, inter)?,
+                activation: GateKind::SiluMultiply,
             },
             mlp_conv: conv("mlp_conv")?,
         })

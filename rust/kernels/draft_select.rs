@@ -277,6 +277,23 @@ impl LogitShape {
         softcap: None,
     };
 
+    /// What becomes of one logit.
+    pub fn of(self, logit: f64) -> f64 {
+        let logit = logit * f64::from(self.multiplier);
+        match self.softcap.map(f64::from) {
+            None => logit,
+            Some(cap) => cap * (logit / cap).tanh(),
+        }
+    }
+
+    /// Replaces `logits` by what becomes of them.
+    pub fn apply_to(self, logits: &mut [f32]) {
+        if self != Self::PLAIN {
+            let shaped = |logit: &mut f32| *logit = self.of(f64::from(*logit)) as f32;
+            logits.iter_mut().for_each(shaped);
+        }
+    }
+
     #[inline(always)]
     fn apply<L: Lanes>(self, logits: L) -> L {
         let logits = logits.mul(L::splat(self.multiplier));

@@ -1,4 +1,5 @@
-//! `y = silu(x) * y` (MLP) and `y = sigmoid(x) * y` (attention output), vector by vector and in place.
+//! `y = silu(x) * y` or `y = gelu(x) * y` (MLP) and `y = sigmoid(x) * y` (attention output), vector by vector and in
+//! place.
 //!
 //! The gate `x` may be strided: Qwen's query projection interleaves `[query head h | gate head h]` per head, and a
 //! fused gate+up projection has the gate in the first half of each row.
@@ -18,6 +19,8 @@ pub enum GateKind {
     SiluMultiply,
     /// `y = sigmoid(x) * y`.
     SigmoidMultiply,
+    /// `y = gelu(x) * y`, gelu with its tanh: `x * sigmoid(2 u)`, `u = sqrt(2 / pi) * (x + 0.044715 x^3)`.
+    GeluTanhMultiply,
 }
 
 /// Arguments of [`Gate`].
@@ -90,6 +93,7 @@ impl Kernel for Gate {
         let entry = match args.kind {
             GateKind::SiluMultiply => "gate_silu",
             GateKind::SigmoidMultiply => "gate_sigmoid",
+            GateKind::GeluTanhMultiply => "gate_gelu_tanh",
         };
         let shape = Shape::of_values(num_values);
         // SAFETY: `params` mirrors the kernel's; `check` saw that gates and values are long enough.
@@ -123,6 +127,9 @@ impl Task for VectorTask<'_> {
         match self.kind {
             GateKind::SiluMultiply => simd::map2::<L>(self.x, self.y, |x, y| x.silu().mul(y)),
             GateKind::SigmoidMultiply => simd::map2::<L>(self.x, self.y, |x, y| x.sigmoid().mul(y)),
+            GateKind::GeluTanhMultiply => {
+                simd::map2::<L>(self.x, self.y, |x, y| x.gelu_tanh().mul(y));
+            }
         }
     }
 }

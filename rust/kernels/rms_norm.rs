@@ -1,4 +1,4 @@
-//! `y = x * rsqrt(mean(x^2) + eps)`, times a weight where there is one, vector by vector.
+//! `y = x * rsqrt(mean(x^2) + eps)`, times a weight where there is one, vector by vector; or that added to `y`.
 //!
 //! A vector is a row of the residual stream or one head. The mean is the canonical dot product of [`simd::dot`]; the
 //! weight is the effective one: families that store `w` for a factor `1 + w` are resolved when weights are loaded.
@@ -11,6 +11,18 @@ use super::vectors::{StridedVectors, for_each_row};
 use crate::device::cuda::{CudaDevice, Shape};
 use crate::device::{Buffer, HostDevice};
 use crate::error::KernelError;
+
+/// What becomes of a normalised vector.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum NormEpilogue {
+    /// `y = normed`.
+    Store,
+    /// `y = (y + normed) * factor`: the norm behind a sublayer, and the residual stream it ends in.
+    AddToOutput {
+        /// Factor on the sum.
+        factor: f32,
+    },
+}
 
 /// Arguments of [`RmsNorm`].
 pub struct RmsNormArgs<'a> {
@@ -28,6 +40,8 @@ pub struct RmsNormArgs<'a> {
     pub weight: Option<&'a Buffer<f32>>,
     /// Added to the mean square.
     pub eps: f32,
+    /// How `y` takes the result.
+    pub epilogue: NormEpilogue,
     /// Result, contiguous `[num_vectors, width]`.
     pub y: &'a mut Buffer<f32>,
 }
@@ -67,6 +81,7 @@ impl Kernel for RmsNorm {
                 x: vectors.vector(i),
                 weight,
                 eps: args.eps,
+                epilogue: args.epilogue,
                 y,
             });
         });
@@ -87,6 +102,11 @@ impl Kernel for RmsNorm {
             num_vectors: args.num_vectors as u32,
             width: args.width as u32,
             eps: args.eps,
+            factor: match args.epilogue {
+                NormEpilogue::Store => 0.0,
+                NormEpilogue::AddToOutput { factor } => factor,
+            },
+            adds: u32::from(args.epilogue != NormEpilogue::Store),
             has_quads: u32::from(
                 [args.x_offset, args.x_stride, args.width]
                     .iter()
@@ -122,12 +142,15 @@ struct RmsNormParams {
     width: u32,
     eps: f32,
     has_quads: u32,
+    factor: f32,
+    adds: u32,
 }
 
 struct VectorTask<'a> {
     x: &'a [f32],
     weight: Option<&'a [f32]>,
     eps: f32,
+    epilogue: NormEpilogue,
     y: &'a mut [f32],
 }
 
@@ -138,13 +161,19 @@ impl Task for VectorTask<'_> {
     fn run<L: Lanes>(self) {
         let mean_square = simd::dot::<L>(self.x, self.x) / self.x.len() as f32;
         let scale = L::splat(1.0 / (mean_square + self.eps).sqrt());
-        match self.weight {
+        match (self.epilogue, self.weight) {
             // `y` takes the weight first, so that one two-operand pass remains.
-            Some(weight) => {
+            (NormEpilogue::Store, Some(weight)) => {
                 self.y.copy_from_slice(weight);
                 simd::map2::<L>(self.x, self.y, |x, w| x.mul(scale).mul(w));
             }
-            None => simd::map2::<L>(self.x, self.y, |x, _| x.mul(scale)),
+            (NormEpilogue::Store, None) => simd::map2::<L>(self.x, self.y, |x, _| x.mul(scale)),
+            (NormEpilogue::AddToOutput { factor }, weight) => {
+                let mut normed = weight.map_or_else(|| vec![1.0; self.x.len()], <[f32]>::to_vec);
+                simd::map2::<L>(self.x, &mut normed, |x, w| x.mul(scale).mul(w));
+                let factor = L::splat(factor);
+                simd::map2::<L>(&normed, self.y, |normed, y| y.add(normed).mul(factor));
+            }
         }
     }
 }

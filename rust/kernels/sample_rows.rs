@@ -1,7 +1,7 @@
 //! One token per row, drawn from the distribution that the row's fp32 logits and its sampler describe.
 //!
-//! In: logits, masked ids, one [`RowSampler`] per row. Out: an id per row and its logit. The order is vLLM's: masks,
-//! temperature, `min_p`, `top_k`, `top_p`. Where ids tie at a limit the lowest stay. What is left is drawn from by the
+//! In: logits, masked ids, one [`RowSampler`] per row. Out: an id per row and its logit. The order is vLLM's: the
+//! model's softcap, masks, temperature, `min_p`, `top_k`, `top_p`. Where ids tie at a limit the lowest stay. What is left is drawn from by the
 //! Gumbel trick: to `logit / temperature` each id adds noise that is a function of the row's seed, its position and the
 //! id alone, and the largest sum wins, the lowest id among equals. So a row's token depends on its logits and its
 //! sampler and on nothing else: not on other rows, on threads, or on whether the row was drafted.
@@ -14,6 +14,7 @@ pub mod philox;
 
 use rayon::prelude::*;
 
+use super::draft_select::LogitShape;
 use super::greedy_argmax::{
     GreedyArgmax, GreedyArgmaxArgs, check_masks, row_argmax, unmasked_runs,
 };
@@ -68,6 +69,8 @@ pub struct SampleRowsArgs<'a> {
     pub num_rows: usize,
     /// Length of a row.
     pub vocab_size: usize,
+    /// Applied to logits before they become probabilities.
+    pub shape: LogitShape,
     /// Per row, the ids that may not be drawn.
     pub masked: &'a MaskedIds,
     /// Per row, how to draw.
@@ -133,7 +136,12 @@ impl Kernel for SampleRows {
         let chosen_logits = &mut args.chosen_logits[..args.num_rows];
         let decide = |row: usize, id: &mut u32, chosen: &mut f32| {
             let logits = &logits[row * args.vocab_size..][..args.vocab_size];
-            *id = draw(logits, args.masked.row(row), &args.samplers[row]);
+            *id = draw(
+                logits,
+                args.shape,
+                args.masked.row(row),
+                &args.samplers[row],
+            );
             *chosen = logits[*id as usize];
         };
         if logits.len() < MIN_PARALLEL_ELEMENTS || args.num_rows == 1 {
@@ -176,7 +184,8 @@ impl Kernel for SampleRows {
         let logits = logits.collect::<Result<Vec<_>, _>>()?;
         let choices: Vec<(usize, u32, f32)> = device.host().install(|| {
             let draw = |(row, logits): &(usize, Vec<f32>)| {
-                let id = draw(logits, args.masked.row(*row), &args.samplers[*row]);
+                let masked = args.masked.row(*row);
+                let id = draw(logits, args.shape, masked, &args.samplers[*row]);
                 (*row, id, logits[id as usize])
             };
             logits.par_iter().map(draw).collect()
@@ -189,17 +198,18 @@ impl Kernel for SampleRows {
 }
 
 /// The token of one row.
-fn draw(logits: &[f32], masked: &[u32], sampler: &RowSampler) -> u32 {
+fn draw(logits: &[f32], shape: LogitShape, masked: &[u32], sampler: &RowSampler) -> u32 {
     let likeliest = row_argmax(logits, masked);
     let largest = logits[likeliest as usize];
     if sampler.is_greedy() || !largest.is_finite() {
         return likeliest;
     }
+    let most = shape.of(f64::from(largest));
     let mut race = Race::new(sampler, likeliest);
     let runs = unmasked_runs(logits.len(), masked);
     let scaled = runs.flatten().map(|id| {
         // Taking the largest off first keeps every temperature above 0 within range.
-        let below = f64::from(logits[id]) - f64::from(largest);
+        let below = shape.of(f64::from(logits[id])) - most;
         (id as u32, below / sampler.temperature)
     });
     if sampler.min_p == 0.0 && sampler.top_k == 0 && sampler.top_p == 1.0 {

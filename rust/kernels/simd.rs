@@ -114,6 +114,16 @@ pub trait Lanes: Copy {
         let one = Self::splat(1.0);
         self.div(one.add(Self::splat(0.0).sub(self).exp()))
     }
+
+    /// x / 2 * (1 + tanh(u)) = x / (1 + e^-2u) with u = sqrt(2 / pi) * (x + 0.044715 x^3).
+    #[inline(always)]
+    fn gelu_tanh(self) -> Self {
+        const MINUS_2_SQRT_2_OVER_PI: f32 = -1.595_769_2;
+        let one = Self::splat(1.0);
+        let cubic = self.mul(self).mul_add(Self::splat(0.044_715), one);
+        let exponent = self.mul(cubic).mul(Self::splat(MINUS_2_SQRT_2_OVER_PI));
+        self.div(one.add(exponent.exp()))
+    }
 }
 
 /// Work written over [`Lanes`]; `run` should be `#[inline(always)]`, as should all generic functions it calls, so that

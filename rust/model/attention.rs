@@ -1,91 +1,59 @@
 //! One softmax-attention sublayer: projections, per-head norms, RoPE, tree attention, output gate, residual add.
 
+use crate::device::Buffer;
 use crate::error::KernelError;
 use crate::kernels::Kernel;
-use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::gate::{Gate, GateArgs, GateKind};
-use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
+use crate::kernels::rms_norm::{NormEpilogue, RmsNorm, RmsNormArgs};
 use crate::kernels::rope::{Rope, RopeArgs};
 use crate::kernels::tree_attention::{TreeAttention, TreeAttentionArgs};
 
-use super::decoder::{LayerContext, Workspace};
+use super::config::{AttentionConfig, OutputGate, QkNorm, ValueSource};
+use super::decoder::{LayerContext, PostNorm};
 use super::tail::AttentionTail;
 use super::weights::AttentionWeights;
+use super::workspace::Workspace;
+
+/// What an attention layer is made of.
+#[derive(Clone, Copy)]
+pub(super) struct AttentionLayer<'a> {
+    /// Its place among all layers.
+    pub(super) index: usize,
+    pub(super) config: &'a AttentionConfig,
+    pub(super) weights: &'a AttentionWeights,
+    /// Where it rotates.
+    pub(super) inverse_frequencies: Option<&'a Buffer<f32>>,
+    pub(super) post_norm: Option<PostNorm<'a>>,
+}
 
 /// Adds the sublayer's output for `workspace.normed` to `workspace.residual`; keys and values stay in `tail`.
 pub(super) fn forward(
     context: &LayerContext<'_>,
-    layer: usize,
-    weights: &AttentionWeights,
+    layer: AttentionLayer<'_>,
     workspace: &mut Workspace,
     tail: &mut AttentionTail,
 ) -> Result<(), KernelError> {
-    let (device, config, n) = (context.device, context.config, context.num_rows);
-    let attention = &config.attention;
-    let normed = &workspace.normed;
-    let head_dim = attention.head_dim;
-    // With an output gate each head's row block is [query | gate] (targets.md 0.2).
-    let q_stride = head_dim * if attention.output_gate { 2 } else { 1 };
-
-    let (q, k) = match attention.qk_norm {
-        true => (&mut workspace.q_projected, &mut workspace.k_projected),
-        false => (&mut workspace.q, &mut tail.k),
-    };
-    let products = [
-        (&weights.q_proj, q),
-        (&weights.k_proj, k),
-        (&weights.v_proj, &mut tail.v),
-    ];
-    context.multiply_together(normed, products)?;
-    if attention.qk_norm {
-        for (x, x_stride, heads, weight, y) in [
-            (
-                &workspace.q_projected,
-                q_stride,
-                attention.num_heads,
-                &weights.q_norm,
-                &mut workspace.q,
-            ),
-            (
-                &workspace.k_projected,
-                head_dim,
-                attention.num_kv_heads,
-                &weights.k_norm,
-                &mut tail.k,
-            ),
+    project(context, layer, workspace, tail)?;
+    let (device, config) = (context.device, layer.config);
+    if let (Some(rope), Some(inverse_frequencies)) = (&config.rope, layer.inverse_frequencies) {
+        for (x, num_heads) in [
+            (&mut workspace.q, config.num_heads),
+            (&mut tail.k, config.num_kv_heads),
         ] {
-            RmsNorm::run(
+            Rope::run(
                 device,
-                RmsNormArgs {
+                RopeArgs {
                     x,
-                    x_offset: 0,
-                    x_stride,
-                    num_vectors: n * heads,
-                    width: head_dim,
-                    weight: weight.as_ref(),
-                    eps: config.rms_norm_eps,
-                    y,
+                    num_heads,
+                    head_dim: config.head_dim,
+                    positions: context.paths.positions(),
+                    inverse_frequencies,
+                    pair_offset: rope.pair_offset(),
                 },
             )?;
         }
     }
-    for (x, num_heads) in [
-        (&mut workspace.q, attention.num_heads),
-        (&mut tail.k, attention.num_kv_heads),
-    ] {
-        Rope::run(
-            device,
-            RopeArgs {
-                x,
-                num_heads,
-                head_dim,
-                positions: context.paths.positions(),
-                inverse_frequencies: context.inverse_frequencies,
-                pair_offset: config.rope.rotary_dim / 2,
-            },
-        )?;
-    }
-    let kv_layer = context.caches.attention_index(layer);
+    let kv_layer = context.caches.attention_index(layer.index);
     TreeAttention::run(
         device,
         TreeAttentionArgs {
@@ -95,33 +63,120 @@ pub(super) fn forward(
             k_pages: context.caches.kv().k(kv_layer),
             v_pages: context.caches.kv().v(kv_layer),
             paths: context.paths,
-            q_heads: attention.num_heads,
-            kv_heads: attention.num_kv_heads,
-            head_dim,
-            scale: attention.scale,
-            window: None,
+            q_heads: config.num_heads,
+            kv_heads: config.num_kv_heads,
+            head_dim: config.head_dim,
+            scale: config.scale,
+            window: config.window,
             out: &mut workspace.mixed,
         },
     )?;
-    if attention.output_gate {
-        Gate::run(
-            device,
-            GateArgs {
-                kind: GateKind::SigmoidMultiply,
-                x: &workspace.q_projected,
-                x_offset: head_dim,
-                x_stride: q_stride,
-                num_vectors: n * attention.num_heads,
-                width: head_dim,
-                y: &mut workspace.mixed,
-            },
-        )?;
-    }
-    let residual = &mut workspace.residual;
-    context.multiply(
-        &weights.o_proj,
+    gate_outputs(context, layer, workspace)?;
+    context.add_to_residual(
+        &layer.weights.o_proj,
         &workspace.mixed,
-        residual,
-        Epilogue::AddToOutput,
+        layer.post_norm,
+        &mut workspace.sublayer,
+        &mut workspace.residual,
+    )
+}
+
+/// Queries to `workspace.q`, keys and values to `tail`, all of them normalised as the layer wants, none rotated; gates of
+/// their own projection to `workspace.gates`. All projections read the same rows and go together.
+fn project(
+    context: &LayerContext<'_>,
+    layer: AttentionLayer<'_>,
+    workspace: &mut Workspace,
+    tail: &mut AttentionTail,
+) -> Result<(), KernelError> {
+    let (config, weights) = (layer.config, layer.weights);
+    let Workspace {
+        normed,
+        q,
+        q_projected,
+        k_projected,
+        v_projected,
+        gates,
+        ..
+    } = workspace;
+    let is_normed = config.qk_norm != QkNorm::None;
+    let mut products = match is_normed {
+        true => vec![
+            (&weights.q_proj, &mut *q_projected),
+            (&weights.k_proj, &mut *k_projected),
+        ],
+        false => vec![(&weights.q_proj, &mut *q), (&weights.k_proj, &mut tail.k)],
+    };
+    if let Some(v_proj) = &weights.v_proj {
+        let v = match config.values {
+            ValueSource::NormedProjection => &mut *v_projected,
+            ValueSource::Projection | ValueSource::NormedKeys => &mut tail.v,
+        };
+        products.push((v_proj, v));
+    }
+    if let Some(gate_proj) = &weights.output_gate_proj {
+        products.push((gate_proj, gates));
+    }
+    context.multiply_together(normed, products)?;
+
+    let (head_dim, num_kv_heads) = (config.head_dim, config.num_kv_heads);
+    let heads_norm = |x: &Buffer<f32>, parts, num_heads, weight, y: &mut Buffer<f32>| {
+        RmsNorm::run(
+            context.device,
+            RmsNormArgs {
+                x,
+                x_offset: 0,
+                x_stride: head_dim * parts,
+                num_vectors: context.num_rows * num_heads,
+                width: head_dim,
+                weight,
+                eps: context.config.rms_norm_eps,
+                epilogue: NormEpilogue::Store,
+                y,
+            },
+        )
+    };
+    match config.values {
+        ValueSource::Projection => {}
+        ValueSource::NormedProjection => {
+            heads_norm(v_projected, 1, num_kv_heads, None, &mut tail.v)?;
+        }
+        ValueSource::NormedKeys => {
+            let keys = if is_normed { &*k_projected } else { &tail.k };
+            heads_norm(keys, 1, num_kv_heads, None, &mut tail.v)?;
+        }
+    }
+    if is_normed {
+        let (q_norm, k_norm) = (weights.q_norm.as_ref(), weights.k_norm.as_ref());
+        let parts = config.q_proj_parts();
+        heads_norm(q_projected, parts, config.num_heads, q_norm, q)?;
+        heads_norm(k_projected, 1, num_kv_heads, k_norm, &mut tail.k)?;
+    }
+    Ok(())
+}
+
+/// Multiplies the heads' outputs by their gates, where there are any.
+fn gate_outputs(
+    context: &LayerContext<'_>,
+    layer: AttentionLayer<'_>,
+    workspace: &mut Workspace,
+) -> Result<(), KernelError> {
+    let config = layer.config;
+    let (x, parts) = match config.output_gate {
+        OutputGate::None => return Ok(()),
+        OutputGate::InQueryProjection => (&workspace.q_projected, 2),
+        OutputGate::OwnProjection => (&workspace.gates, 1),
+    };
+    Gate::run(
+        context.device,
+        GateArgs {
+            kind: GateKind::SigmoidMultiply,
+            x,
+            x_offset: (parts - 1) * config.head_dim,
+            x_stride: parts * config.head_dim,
+            num_vectors: context.num_rows * config.num_heads,
+            width: config.head_dim,
+            y: &mut workspace.mixed,
+        },
     )
 }

@@ -1,7 +1,7 @@
 //! What a decoder is, as data: sizes, layer kinds, rotary frequencies, stop ids.
 //!
 //! In: `config.json` and `generation_config.json` of a model directory. Out: a [`ModelConfig`] that names no family;
-//! everything above this module asks the data (`output_gate`, `norms_add_one`, ...), never an architecture name. Sizes
+//! everything above this module asks the data (`output_gate`, `post_norms`, ...), never an architecture name. Sizes
 //! are checked here once (positive, dividing each other where heads share), so layers may rely on them.
 
 use std::path::Path;
@@ -9,6 +9,7 @@ use std::path::Path;
 use super::families;
 use super::tensor_role::WeightNames;
 use crate::error::ConfigError;
+use crate::kernels::draft_select::LogitShape;
 
 /// A decoder's config.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,18 +26,26 @@ pub struct ModelConfig {
     pub intermediate_size: usize,
     /// Longest context the model was made for.
     pub max_position_embeddings: usize,
-    /// Epsilon of every RMS norm.
+    /// Epsilon of every RMS norm but those of `post_norms`.
     pub rms_norm_eps: f32,
     /// Whether the LM head is the embedding.
     pub tie_word_embeddings: bool,
     /// One entry per layer, first to last.
     pub layers: Vec<LayerConfig>,
-    /// Rotary embedding of attention layers.
-    pub rope: RopeConfig,
-    /// Whether norm weights are stored as the difference from one (the Gated-DeltaNet output norm never is).
-    pub norms_add_one: bool,
-    /// Sizes of attention layers.
-    pub attention: AttentionConfig,
+    /// Factor on embedding rows where they enter the first layer; a drafter's block takes it too.
+    pub embedding_scale: f32,
+    /// Whether embedding rows pass an RMS norm without weight before the first layer; a drafter takes them raw.
+    pub embedding_norm: bool,
+    /// Whether norm weights inside layers are stored as the difference from one (the Gated-DeltaNet output norm never is).
+    pub layer_norms_add_one: bool,
+    /// Likewise the weight of the norm before the LM head.
+    pub final_norm_adds_one: bool,
+    /// Norms behind the sublayers; `None` when their outputs are added as they are.
+    pub post_norms: Option<PostNorms>,
+    /// The function in the gated MLP.
+    pub mlp_activation: MlpActivation,
+    /// What becomes of the LM head's logits before they are probabilities; it keeps their order.
+    pub logit_shape: LogitShape,
     /// Sizes of Gated-DeltaNet layers; `None` when there are none.
     pub gdn: Option<GdnConfig>,
     /// Ids that end a turn: the union of both files, sorted.
@@ -45,23 +54,34 @@ pub struct ModelConfig {
     pub suppress_tokens: Vec<u32>,
 }
 
-/// One decoder layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LayerConfig {
-    /// What mixes token positions.
-    pub mixer: MixerKind,
-}
-
-/// The part of a layer that mixes token positions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MixerKind {
-    /// Softmax attention over all earlier positions.
-    Attention,
-    /// Gated DeltaNet: a recurrent state.
+/// The part of a decoder layer that mixes token positions.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LayerConfig {
+    /// Softmax attention over earlier positions.
+    Attention(AttentionConfig),
+    /// Gated DeltaNet: a recurrent state, of the sizes in [`ModelConfig::gdn`].
     GatedDelta,
 }
 
-/// Sizes of softmax attention.
+/// Norms behind both sublayers: their outputs are normalised before they are added to the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PostNorms {
+    /// Epsilon of these norms.
+    pub eps: f32,
+    /// Whether a layer ends in a product of the residual stream with a scalar of its own.
+    pub layer_scalar: bool,
+}
+
+/// The function in the gated MLP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MlpActivation {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// The Gaussian error linear unit with its tanh.
+    GeluTanh,
+}
+
+/// Softmax attention of one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionConfig {
     /// Query heads.
@@ -70,18 +90,65 @@ pub struct AttentionConfig {
     pub num_kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Whether `q_proj` holds, per head, a query and then a gate whose sigmoid multiplies the head's output.
-    pub output_gate: bool,
-    /// Whether queries and keys pass an RMS norm before rotation.
-    pub qk_norm: bool,
+    /// Where the gate comes from whose sigmoid multiplies the heads' outputs.
+    pub output_gate: OutputGate,
+    /// RMS norm of queries and keys before rotation.
+    pub qk_norm: QkNorm,
+    /// What the values are.
+    pub values: ValueSource,
+    /// Rotary embedding; `None` leaves queries and keys as they are.
+    pub rope: Option<RopeConfig>,
+    /// A row at position p sees positions `> p - window`; all when `None`.
+    pub window: Option<usize>,
     /// Factor on query-key products.
     pub scale: f32,
+}
+
+/// Where an output gate comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputGate {
+    /// There is none.
+    None,
+    /// `q_proj` holds, per head, a query and then the gate.
+    InQueryProjection,
+    /// A projection of its own, `gate_proj`.
+    OwnProjection,
+}
+
+/// RMS norm of each query and key head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNorm {
+    /// There is none.
+    None,
+    /// Without weights.
+    Weightless,
+    /// With one weight for all query heads and one for all key heads.
+    Weighted,
+}
+
+/// What the values of attention are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ValueSource {
+    /// What `v_proj` gives.
+    Projection,
+    /// The same, each head normalised without a weight.
+    NormedProjection,
+    /// What `k_proj` gives, before the keys' own norm and rotation, each head normalised without a weight.
+    NormedKeys,
 }
 
 impl AttentionConfig {
     /// Rows of `q_proj`: queries, and gates where there are any.
     pub fn q_proj_rows(&self) -> usize {
-        self.num_heads * self.head_dim * if self.output_gate { 2 } else { 1 }
+        self.num_heads * self.head_dim * self.q_proj_parts()
+    }
+
+    /// Vectors of a head in a row of `q_proj`: the query, and the gate where it is there too.
+    pub fn q_proj_parts(&self) -> usize {
+        match self.output_gate {
+            OutputGate::InQueryProjection => 2,
+            OutputGate::None | OutputGate::OwnProjection => 1,
+        }
     }
 
     /// Width of all query heads.
@@ -127,8 +194,10 @@ impl GdnConfig {
 pub struct RopeConfig {
     /// Base of the frequencies.
     pub theta: f64,
-    /// Leading channels of a head that are rotated, in pairs `(j, j + rotary_dim / 2)`.
+    /// Leading channels of a head over which frequencies are spread and pairs lie: `(j, j + rotary_dim / 2)`.
     pub rotary_dim: usize,
+    /// Pairs that turn, from the first on; the others stay as they are.
+    pub num_pairs: usize,
     /// Change of the frequencies for long contexts.
     pub scaling: RopeScaling,
 }
@@ -166,11 +235,16 @@ pub enum RopeScaling {
 }
 
 impl RopeConfig {
-    /// Angle per position of each rotated pair, `rotary_dim / 2` of them, computed in fp32 throughout as the reference
+    /// Distance between the channels of a pair.
+    pub fn pair_offset(&self) -> usize {
+        self.rotary_dim / 2
+    }
+
+    /// Angle per position of each pair that turns, computed in fp32 throughout as the reference
     /// implementation does: other precisions shift angles visibly at large positions.
     pub fn inverse_frequencies(&self) -> Vec<f32> {
         let theta = self.theta as f32;
-        (0..self.rotary_dim / 2)
+        (0..self.num_pairs)
             .map(|j| {
                 let exponent = (2 * j) as f32 / self.rotary_dim as f32;
                 let frequency = 1.0 / theta.powf(exponent);
@@ -254,18 +328,27 @@ impl ModelConfig {
         families::read_config(dir)
     }
 
+    /// The layers with a KV cache, first to last.
+    pub fn attention_layers(&self) -> impl Iterator<Item = &AttentionConfig> {
+        self.layers.iter().filter_map(|layer| match layer {
+            LayerConfig::Attention(attention) => Some(attention),
+            LayerConfig::GatedDelta => None,
+        })
+    }
+
     /// Number of layers with a KV cache.
     pub fn num_attention_layers(&self) -> usize {
-        self.num_layers_of(MixerKind::Attention)
+        self.attention_layers().count()
     }
 
     /// Number of layers with a recurrent state.
     pub fn num_gdn_layers(&self) -> usize {
-        self.num_layers_of(MixerKind::GatedDelta)
+        self.layers.len() - self.num_attention_layers()
     }
 
-    fn num_layers_of(&self, mixer: MixerKind) -> usize {
-        self.layers.iter().filter(|l| l.mixer == mixer).count()
+    /// The most that `width` is of any attention layer; 0 without one.
+    pub fn widest_attention(&self, width: impl Fn(&AttentionConfig) -> usize) -> usize {
+        self.attention_layers().map(width).max().unwrap_or(0)
     }
 }
 

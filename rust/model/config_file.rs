@@ -117,6 +117,13 @@ impl<'a> Section<'a> {
         self.map.get(key).filter(|v| !v.is_null())
     }
 
+    /// The keys that are there.
+    pub fn keys(&self) -> impl Iterator<Item = &'a str> {
+        let map = self.map.iter();
+        map.filter(|(_, value)| !value.is_null())
+            .map(|(key, _)| &key[..])
+    }
+
     /// An error saying that `key` is absent.
     pub fn missing(&self, key: &str, expected: &'static str) -> ConfigError {
         ConfigError::MissingKey {

@@ -14,36 +14,21 @@ use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
 use crate::kernels::lm_head_screen::{HeadScores, ScreenedHead};
 use crate::kernels::paths::{LaunchKey, RowPaths};
 use crate::kernels::placed_rows::PlacedRows;
-use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
+use crate::kernels::rms_norm::{NormEpilogue, RmsNorm, RmsNormArgs};
 use crate::kernels::sample_rows::RowSampler;
 use crate::kernels::tree_attention;
 use crate::kernels::w12_matmul::WeightView;
 use crate::options::KernelSet;
 use crate::weights::linear::{Linear, multiply_together};
 
-use super::config::ModelConfig;
+use super::attention::AttentionLayer;
+use super::config::{LayerConfig, ModelConfig};
 use super::head::{Head, HeadPath, TokenChoices};
 use super::stock::{StockPass, StockWorkspace};
 use super::tail::{LayerTail, PassTail};
 use super::weights::{DecoderWeights, LayerWeights, MixerWeights};
+use super::workspace::Workspace;
 use super::{attention, gdn};
-
-/// Activations of one pass. `B` is a buffer; planning memory puts a number in its place.
-pub(super) struct Workspace<B = Buffer<f32>> {
-    pub(super) residual: B,
-    pub(super) normed: B,
-    pub(super) q_projected: B,
-    pub(super) k_projected: B,
-    pub(super) q: B,
-    pub(super) mixed: B,
-    pub(super) z: B,
-    pub(super) a: B,
-    pub(super) b: B,
-    gate: B,
-    up: B,
-    hidden: B,
-    taps: Vec<B>,
-}
 
 /// What the buffers of a decoder's passes take, by purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +63,8 @@ pub struct ResidualProbe {
 pub struct Decoder {
     config: ModelConfig,
     weights: DecoderWeights,
-    inverse_frequencies: Buffer<f32>,
+    /// One per layer, where it rotates.
+    inverse_frequencies: Vec<Option<Buffer<f32>>>,
     tap_layers: Vec<usize>,
     token_ids: Staged<u32>,
     workspace: Workspace,
@@ -103,8 +89,17 @@ impl Decoder {
         device: &Device,
     ) -> Result<Self> {
         let rows = |width| device.try_alloc(max_rows * width);
+        let inverse_frequencies = |layer: &LayerConfig| match layer {
+            LayerConfig::Attention(attention) => {
+                let rope = attention.rope.as_ref();
+                rope.map(|rope| device.constants(&rope.inverse_frequencies()))
+                    .transpose()
+            }
+            LayerConfig::GatedDelta => Ok(None),
+        };
+        let layers = config.layers.iter();
         Ok(Self {
-            inverse_frequencies: device.constants(&config.rope.inverse_frequencies())?,
+            inverse_frequencies: layers.map(inverse_frequencies).collect::<Result<_, _>>()?,
             workspace: Workspace::with(&config, tap_layers.len(), rows)?,
             stock: match weights.stock {
                 Some(_) => Some(StockWorkspace::new(&config, max_rows, device)?),
@@ -113,7 +108,7 @@ impl Decoder {
             tail: PassTail::new(&config, max_rows, device)?,
             tap_layers: tap_layers.to_vec(),
             token_ids: Staged::with_capacity(device, max_rows)?,
-            head: Head::new(device, &weights, head, max_rows)?,
+            head: Head::new(device, &weights, head, config.logit_shape, max_rows)?,
             graphs: Graphs::default(),
             config,
             weights,
@@ -204,38 +199,31 @@ impl Decoder {
             view,
         } = pass;
         let (num_rows, width) = (paths.num_rows(), self.config.hidden_size);
-        EmbedRows::run(
-            device,
-            EmbedRowsArgs {
-                table: &self.weights.embed,
-                token_ids: &self.token_ids,
-                scale: 1.0,
-                y: &mut self.workspace.residual,
-            },
-        )?;
+        self.embed(device, num_rows)?;
         if let Some(probe) = probe.as_deref_mut() {
             probe.observe(&self.workspace.residual, num_rows, width)?;
         }
         let mut context = LayerContext {
             device,
             config: &self.config,
-            inverse_frequencies: &self.inverse_frequencies,
             paths,
             caches,
             num_rows,
             view,
         };
         for (layer, tail) in self.tail.layers.iter_mut().enumerate() {
+            let frequencies = self.inverse_frequencies[layer].as_ref();
             match (&self.weights.stock, &mut self.stock) {
                 (Some(weights), Some(stock)) => StockPass {
                     context: &context,
+                    inverse_frequencies: frequencies,
                     workspace: &mut self.workspace,
                     stock,
                 }
                 .forward(layer, &weights.layers[layer], tail)?,
                 _ => {
                     let weights = &self.weights.layers[layer];
-                    context.forward(layer, weights, &mut self.workspace, tail)?;
+                    context.forward(layer, weights, frequencies, &mut self.workspace, tail)?;
                 }
             }
             for (tap, buffer) in self.tap_layers.iter().zip(&mut self.workspace.taps) {
@@ -258,6 +246,41 @@ impl Decoder {
             probe.final_norm_l2 = row_norms(&hidden, width);
         }
         Ok(())
+    }
+
+    /// Starts the residual stream of the rows in `self.token_ids`.
+    fn embed(&mut self, device: &Device, num_rows: usize) -> Result<(), KernelError> {
+        let workspace = &mut self.workspace;
+        let embedded = match self.config.embedding_norm {
+            true => &mut workspace.normed,
+            false => &mut workspace.residual,
+        };
+        EmbedRows::run(
+            device,
+            EmbedRowsArgs {
+                table: &self.weights.embed,
+                token_ids: &self.token_ids,
+                scale: self.config.embedding_scale,
+                y: embedded,
+            },
+        )?;
+        if !self.config.embedding_norm {
+            return Ok(());
+        }
+        RmsNorm::run(
+            device,
+            RmsNormArgs {
+                x: &workspace.normed,
+                x_offset: 0,
+                x_stride: self.config.hidden_size,
+                num_vectors: num_rows,
+                width: self.config.hidden_size,
+                weight: None,
+                eps: self.config.rms_norm_eps,
+                epilogue: NormEpilogue::Store,
+                y: &mut workspace.residual,
+            },
+        )
     }
 
     /// Fp32 logits `[rows.len(), V]` of chosen rows of the last forward.
@@ -323,9 +346,10 @@ impl Decoder {
 
     /// Bytes of scratch that attention of `num_rows` rows takes on a GPU at most, behind `num_positions` committed ones.
     pub fn scratch_bytes(&self, num_rows: usize, num_positions: usize) -> usize {
-        let attention = &self.config.attention;
-        let (num_heads, head_dim) = (attention.num_heads, attention.head_dim);
-        tree_attention::scratch_bytes(num_rows, num_positions, num_heads, head_dim)
+        self.config.widest_attention(|attention| {
+            let (num_heads, head_dim) = (attention.num_heads, attention.head_dim);
+            tree_attention::scratch_bytes(num_rows, num_positions, num_heads, head_dim)
+        })
     }
 
     /// Bytes of copies made of the weights: the screened head.
@@ -360,12 +384,19 @@ struct PassContext<'a> {
 pub(super) struct LayerContext<'a> {
     pub(super) device: &'a Device,
     pub(super) config: &'a ModelConfig,
-    pub(super) inverse_frequencies: &'a Buffer<f32>,
     pub(super) paths: &'a RowPaths,
     pub(super) caches: &'a SequenceCaches,
     pub(super) num_rows: usize,
     /// What linear layers read of their weights.
     pub(super) view: WeightView,
+}
+
+/// The norm behind a sublayer, and what the residual stream is multiplied by once it is added.
+#[derive(Clone, Copy)]
+pub(super) struct PostNorm<'a> {
+    weight: &'a Buffer<f32>,
+    eps: f32,
+    factor: f32,
 }
 
 impl LayerContext<'_> {
@@ -381,40 +412,99 @@ impl LayerContext<'_> {
     }
 
     /// `y = x Wᵀ` of several matrices of one K, for all rows.
-    pub(super) fn multiply_together<const N: usize>(
+    pub(super) fn multiply_together<'a>(
         &self,
-        x: &Buffer<f32>,
-        products: [(&Linear, &mut Buffer<f32>); N],
+        x: &'a Buffer<f32>,
+        products: impl IntoIterator<Item = (&'a Linear, &'a mut Buffer<f32>)>,
     ) -> Result<(), KernelError> {
-        let products = products.map(|(weight, y)| Product { weight, y });
+        let products = products
+            .into_iter()
+            .map(|(weight, y)| Product { weight, y });
         let store = Epilogue::Store;
         multiply_together(self.view, self.device, x, self.num_rows, products, store)
+    }
+
+    /// Ends a sublayer: adds `x Wᵀ`, through `post_norm` where there is one, to `residual`. `sublayer` is scratch.
+    pub(super) fn add_to_residual(
+        &self,
+        weight: &Linear,
+        x: &Buffer<f32>,
+        post_norm: Option<PostNorm<'_>>,
+        sublayer: &mut Buffer<f32>,
+        residual: &mut Buffer<f32>,
+    ) -> Result<(), KernelError> {
+        let Some(PostNorm {
+            weight: norm,
+            eps,
+            factor,
+        }) = post_norm
+        else {
+            return self.multiply(weight, x, residual, Epilogue::AddToOutput);
+        };
+        self.multiply(weight, x, sublayer, Epilogue::Store)?;
+        RmsNorm::run(
+            self.device,
+            RmsNormArgs {
+                x: sublayer,
+                x_offset: 0,
+                x_stride: self.config.hidden_size,
+                num_vectors: self.num_rows,
+                width: self.config.hidden_size,
+                weight: Some(norm),
+                eps,
+                epilogue: NormEpilogue::AddToOutput { factor },
+                y: residual,
+            },
+        )
     }
 
     fn forward(
         &mut self,
         layer: usize,
         weights: &LayerWeights,
+        inverse_frequencies: Option<&Buffer<f32>>,
         workspace: &mut Workspace,
         tail: &mut LayerTail,
     ) -> Result<(), KernelError> {
+        let post_norms = self.config.post_norms.zip(weights.post_norms.as_ref());
+        let behind_mixer = post_norms.map(|(config, weights)| PostNorm {
+            weight: &weights.mixer,
+            eps: config.eps,
+            factor: 1.0,
+        });
+        let behind_mlp = post_norms.map(|(config, weights)| PostNorm {
+            weight: &weights.mlp,
+            eps: config.eps,
+            factor: weights.layer_scalar.unwrap_or(1.0),
+        });
         self.norm(
             &workspace.residual,
             &weights.input_norm,
             &mut workspace.normed,
         )?;
-        match (&weights.mixer, tail) {
-            (MixerWeights::Attention(weights), LayerTail::Attention(tail)) => {
-                attention::forward(self, layer, weights, workspace, tail)?;
+        match (&weights.mixer, &self.config.layers[layer], tail) {
+            (
+                MixerWeights::Attention(weights),
+                LayerConfig::Attention(config),
+                LayerTail::Attention(tail),
+            ) => {
+                let layer = AttentionLayer {
+                    index: layer,
+                    config,
+                    weights,
+                    inverse_frequencies,
+                    post_norm: behind_mixer,
+                };
+                attention::forward(self, layer, workspace, tail)?;
             }
-            (MixerWeights::GatedDelta(weights), LayerTail::GatedDelta(tail)) => {
-                gdn::forward(self, layer, weights, workspace, tail)?;
+            (MixerWeights::GatedDelta(weights), _, LayerTail::GatedDelta(tail)) => {
+                gdn::forward(self, layer, weights, behind_mixer, workspace, tail)?;
             }
             _ => unreachable!("tails are built from the config that the weights were loaded by"),
         }
         self.norm(
             &workspace.residual,
-            &weights.post_attention_norm,
+            &weights.mlp_norm,
             &mut workspace.normed,
         )?;
         weights.mlp.activate(
@@ -425,12 +515,12 @@ impl LayerContext<'_> {
             &mut workspace.gate,
             &mut workspace.up,
         )?;
-        let residual = &mut workspace.residual;
-        self.multiply(
+        self.add_to_residual(
             &weights.mlp.down_proj,
             &workspace.up,
-            residual,
-            Epilogue::AddToOutput,
+            behind_mlp,
+            &mut workspace.sublayer,
+            &mut workspace.residual,
         )
     }
 
@@ -450,42 +540,10 @@ impl LayerContext<'_> {
                 width: self.config.hidden_size,
                 weight: Some(weight),
                 eps: self.config.rms_norm_eps,
+                epilogue: NormEpilogue::Store,
                 y,
             },
         )
-    }
-}
-
-impl<B> Workspace<B> {
-    /// A workspace of what `alloc` makes of each buffer's values per row.
-    fn with<E>(
-        config: &ModelConfig,
-        num_taps: usize,
-        mut alloc: impl FnMut(usize) -> Result<B, E>,
-    ) -> Result<Self, E> {
-        let attention = &config.attention;
-        let q_width = attention.num_heads * attention.head_dim;
-        let gdn_width =
-            |f: fn(&super::config::GdnConfig) -> usize| config.gdn.as_ref().map_or(0, f);
-        let value_width = gdn_width(|g| g.num_value_heads * g.value_dim);
-        let value_heads = gdn_width(|g| g.num_value_heads);
-        Ok(Self {
-            residual: alloc(config.hidden_size)?,
-            normed: alloc(config.hidden_size)?,
-            q_projected: alloc(q_width * if attention.output_gate { 2 } else { 1 })?,
-            k_projected: alloc(attention.num_kv_heads * attention.head_dim)?,
-            q: alloc(q_width)?,
-            mixed: alloc(q_width.max(value_width))?,
-            z: alloc(value_width)?,
-            a: alloc(value_heads)?,
-            b: alloc(value_heads)?,
-            gate: alloc(config.intermediate_size)?,
-            up: alloc(config.intermediate_size)?,
-            hidden: alloc(config.hidden_size)?,
-            taps: (0..num_taps)
-                .map(|_| alloc(config.hidden_size))
-                .collect::<Result<_, E>>()?,
-        })
     }
 }
 

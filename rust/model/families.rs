@@ -4,16 +4,23 @@
 //! Keys with only one supported value are checked, not assumed, and a key whose absence would be filled with a wrong
 //! default (rotary parameters above all) must be there.
 
+mod gemma4;
+mod llama;
+mod muse_glimmer;
+mod qwen3_5;
+
 use std::path::Path;
 
 use serde_json::{Value, json};
 
 use super::config::{
-    AttentionConfig, GdnConfig, LayerConfig, MixerKind, ModelConfig, RopeConfig, RopeScaling,
+    AttentionConfig, GdnConfig, LayerConfig, MlpActivation, ModelConfig, OutputGate, PostNorms,
+    QkNorm, RopeConfig, RopeScaling, ValueSource,
 };
 use super::config_file::{ConfigFile, Section};
 use super::tensor_role::WeightNames;
 use crate::error::ConfigError;
+use crate::kernels::draft_select::LogitShape;
 
 type Result<T, E = ConfigError> = std::result::Result<T, E>;
 
@@ -29,43 +36,109 @@ struct Family {
     traits: fn(&Section<'_>) -> Result<Traits>,
 }
 
-static FAMILIES: [Family; 3] = [
+/// The norm before the MLP where sublayers have none behind them, and where they have.
+const MLP_NORM: &str = "post_attention_layernorm.weight";
+const SANDWICHED_MLP_NORM: &str = "pre_feedforward_layernorm.weight";
+
+static FAMILIES: [Family; 6] = [
     Family {
         architecture: "Qwen3_5ForConditionalGeneration",
         section: Some("text_config"),
         names: WeightNames {
             prefix: "model.language_model.",
+            mlp_norm: MLP_NORM,
             ignored_prefixes: &["model.visual.", "mtp."],
         },
-        traits: qwen3_5,
+        traits: qwen3_5::traits,
     },
     Family {
         architecture: "Qwen3_5ForCausalLM",
         section: None,
         names: WeightNames {
             prefix: "model.",
+            mlp_norm: MLP_NORM,
             ignored_prefixes: &["mtp."],
         },
-        traits: qwen3_5,
+        traits: qwen3_5::traits,
     },
     Family {
         architecture: "LlamaForCausalLM",
         section: None,
         names: WeightNames {
             prefix: "model.",
+            mlp_norm: MLP_NORM,
             ignored_prefixes: &[],
         },
-        traits: llama,
+        traits: llama::traits,
+    },
+    Family {
+        architecture: "Gemma4UnifiedForConditionalGeneration",
+        section: Some("text_config"),
+        names: WeightNames {
+            prefix: "model.language_model.",
+            mlp_norm: SANDWICHED_MLP_NORM,
+            ignored_prefixes: &[
+                "model.vision_embedder.",
+                "model.embed_vision.",
+                "model.embed_audio.",
+            ],
+        },
+        traits: gemma4::traits,
+    },
+    Family {
+        architecture: "Gemma4UnifiedForCausalLM",
+        section: None,
+        names: WeightNames {
+            prefix: "model.",
+            mlp_norm: SANDWICHED_MLP_NORM,
+            ignored_prefixes: &[],
+        },
+        traits: gemma4::traits,
+    },
+    Family {
+        architecture: "MuseGlimmerForConditionalGeneration",
+        section: Some("text_config"),
+        names: WeightNames {
+            prefix: "model.language_model.",
+            mlp_norm: SANDWICHED_MLP_NORM,
+            ignored_prefixes: &[
+                "model.vision_tower.",
+                "model.vision_adapter.",
+                "model.vision_projection.",
+            ],
+        },
+        traits: muse_glimmer::traits,
     },
 ];
 
 /// The part of a [`ModelConfig`] that families express differently.
 struct Traits {
     layers: Vec<LayerConfig>,
-    rope: RopeConfig,
-    norms_add_one: bool,
-    attention: AttentionConfig,
     gdn: Option<GdnConfig>,
+    embedding_scale: f32,
+    embedding_norm: bool,
+    layer_norms_add_one: bool,
+    final_norm_adds_one: bool,
+    post_norms: Option<PostNorms>,
+    mlp_activation: MlpActivation,
+    logit_shape: LogitShape,
+}
+
+impl Traits {
+    /// Layers without any of the options.
+    fn of_layers(layers: Vec<LayerConfig>) -> Self {
+        Self {
+            layers,
+            gdn: None,
+            embedding_scale: 1.0,
+            embedding_norm: false,
+            layer_norms_add_one: false,
+            final_norm_adds_one: false,
+            post_norms: None,
+            mlp_activation: MlpActivation::Silu,
+            logit_shape: LogitShape::PLAIN,
+        }
+    }
 }
 
 /// All supported architectures by name, each with the prefixes of the tensors that belong to another model (a vision
@@ -99,7 +172,6 @@ pub fn config_of(file: &ConfigFile, generation: Option<&ConfigFile>) -> Result<M
         None => root.clone(),
     };
     let traits = (family.traits)(&text)?;
-    text.only("hidden_act", &[json!("silu")])?;
     text.only("attention_bias", &[json!(false)])?;
     text.only("mlp_bias", &[json!(false)])?;
 
@@ -140,9 +212,13 @@ pub fn config_of(file: &ConfigFile, generation: Option<&ConfigFile>) -> Result<M
         rms_norm_eps: text.positive("rms_norm_eps")? as f32,
         tie_word_embeddings: tied,
         layers: traits.layers,
-        rope: traits.rope,
-        norms_add_one: traits.norms_add_one,
-        attention: traits.attention,
+        embedding_scale: traits.embedding_scale,
+        embedding_norm: traits.embedding_norm,
+        layer_norms_add_one: traits.layer_norms_add_one,
+        final_norm_adds_one: traits.final_norm_adds_one,
+        post_norms: traits.post_norms,
+        mlp_activation: traits.mlp_activation,
+        logit_shape: traits.logit_shape,
         gdn: traits.gdn,
         eos_token_ids,
         suppress_tokens,
@@ -200,131 +276,6 @@ fn is_drafter(architecture: &str, root: &Section<'_>) -> bool {
         .any(|key| root.get(key).is_some())
 }
 
-/// Qwen3.5 and its successors of the same class: Gated DeltaNet with full attention in between.
-fn qwen3_5(text: &Section<'_>) -> Result<Traits> {
-    text.only("output_gate_type", &[json!("swish"), json!("silu")])?;
-    let layers = qwen3_5_layers(text)?;
-    let attention = attention(text, true, text.size("head_dim")?)?;
-    let has_gdn = layers.iter().any(|l| l.mixer == MixerKind::GatedDelta);
-
-    // Re-exports without this object exist; the class's default theta is wrong for every published model.
-    let parameters = text.optional_section("rope_parameters")?.ok_or_else(|| {
-        text.missing("rope_parameters", "an object with rope_theta and rope_type")
-    })?;
-    parameters.only("mrope_interleaved", &[json!(true)])?;
-    let source = match parameters.get("partial_rotary_factor") {
-        Some(_) => &parameters,
-        None => text,
-    };
-    let fraction = source.positive("partial_rotary_factor")?;
-    let rotary_dim = (attention.head_dim as f64 * fraction) as usize;
-    if fraction > 1.0 || rotary_dim == 0 || !rotary_dim.is_multiple_of(2) {
-        return Err(source.invalid(
-            "partial_rotary_factor",
-            format!(
-                "a fraction of head_dim {} that is an even number of channels",
-                attention.head_dim
-            ),
-        ));
-    }
-    Ok(Traits {
-        rope: rope(&parameters, Some(&parameters), rotary_dim)?,
-        norms_add_one: true,
-        attention: AttentionConfig {
-            output_gate: text.optional_flag("attn_output_gate")?.unwrap_or(true),
-            ..attention
-        },
-        gdn: if has_gdn { Some(gdn(text)?) } else { None },
-        layers,
-    })
-}
-
-fn qwen3_5_layers(text: &Section<'_>) -> Result<Vec<LayerConfig>> {
-    let num_layers = num_layers(text)?;
-    let Some(types) = text.optional_array("layer_types")? else {
-        let interval = text
-            .optional_size("full_attention_interval")?
-            .ok_or_else(|| text.missing("layer_types", "an array with one name per layer"))?;
-        return Ok((1..=num_layers)
-            .map(|i| match i % interval {
-                0 => MixerKind::Attention,
-                _ => MixerKind::GatedDelta,
-            })
-            .map(|mixer| LayerConfig { mixer })
-            .collect());
-    };
-    if types.len() != num_layers {
-        return Err(text.invalid(
-            "layer_types",
-            format!("an array of num_hidden_layers {num_layers} names"),
-        ));
-    }
-    types
-        .iter()
-        .map(|name| match name.as_str() {
-            Some("full_attention") => Ok(MixerKind::Attention),
-            Some("linear_attention") => Ok(MixerKind::GatedDelta),
-            _ => Err(text.invalid(
-                "layer_types",
-                "an array of \"full_attention\" and \"linear_attention\"",
-            )),
-        })
-        .map(|mixer| Ok(LayerConfig { mixer: mixer? }))
-        .collect()
-}
-
-fn gdn(text: &Section<'_>) -> Result<GdnConfig> {
-    let gdn = GdnConfig {
-        num_key_heads: text.size("linear_num_key_heads")?,
-        num_value_heads: text.size("linear_num_value_heads")?,
-        key_dim: text.size("linear_key_head_dim")?,
-        value_dim: text.size("linear_value_head_dim")?,
-        conv_kernel: text.size("linear_conv_kernel_dim")?,
-    };
-    if !gdn.num_value_heads.is_multiple_of(gdn.num_key_heads) {
-        return Err(text.invalid(
-            "linear_num_value_heads",
-            format!("a multiple of linear_num_key_heads {}", gdn.num_key_heads),
-        ));
-    }
-    Ok(gdn)
-}
-
-/// Llama 3.x, and older ones that state their rotary base.
-fn llama(text: &Section<'_>) -> Result<Traits> {
-    let (hidden_size, num_heads) = (text.size("hidden_size")?, text.size("num_attention_heads")?);
-    let head_dim = match text.optional_size("head_dim")? {
-        Some(head_dim) => head_dim,
-        None if hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,
-        None => {
-            return Err(text.invalid(
-                "num_attention_heads",
-                format!("a divisor of hidden_size {hidden_size}, as head_dim is not given"),
-            ));
-        }
-    };
-    if !head_dim.is_multiple_of(2) {
-        return Err(text.invalid("head_dim", "an even number of channels"));
-    }
-    // Newer files hold everything in one object; older ones keep the base apart from the scaling, which may be null.
-    let rope = match text.optional_section("rope_parameters")? {
-        Some(parameters) => rope(&parameters, Some(&parameters), head_dim)?,
-        None => rope(
-            text,
-            text.optional_section("rope_scaling")?.as_ref(),
-            head_dim,
-        )?,
-    };
-    let mixer = MixerKind::Attention;
-    Ok(Traits {
-        layers: vec![LayerConfig { mixer }; num_layers(text)?],
-        rope,
-        norms_add_one: false,
-        attention: attention(text, false, head_dim)?,
-        gdn: None,
-    })
-}
-
 fn num_layers(text: &Section<'_>) -> Result<usize> {
     let num_layers = text.size("num_hidden_layers")?;
     if num_layers > MAX_LAYERS {
@@ -333,7 +284,33 @@ fn num_layers(text: &Section<'_>) -> Result<usize> {
     Ok(num_layers)
 }
 
-fn attention(text: &Section<'_>, qk_norm: bool, head_dim: usize) -> Result<AttentionConfig> {
+/// The names of `layer_types`, one per layer, each of them one of `known`.
+fn layer_types<'a>(text: &Section<'a>, known: [&str; 2]) -> Result<Option<Vec<&'a str>>> {
+    let num_layers = num_layers(text)?;
+    let Some(types) = text.optional_array("layer_types")? else {
+        return Ok(None);
+    };
+    if types.len() != num_layers {
+        return Err(text.invalid(
+            "layer_types",
+            format!("an array of num_hidden_layers {num_layers} names"),
+        ));
+    }
+    let name = |name: &'a Value| {
+        let name = name.as_str().filter(|name| known.contains(name));
+        name.ok_or_else(|| {
+            let [a, b] = known;
+            text.invalid("layer_types", format!("an array of \"{a}\" and \"{b}\""))
+        })
+    };
+    types.iter().map(name).collect::<Result<_>>().map(Some)
+}
+
+/// Heads of `head_dim` without any option: rotation is the family's to add.
+fn attention(text: &Section<'_>, head_dim: usize) -> Result<AttentionConfig> {
+    if !head_dim.is_multiple_of(2) {
+        return Err(text.invalid("head_dim", "an even number of channels"));
+    }
     let num_heads = text.size("num_attention_heads")?;
     let num_kv_heads = text
         .optional_size("num_key_value_heads")?
@@ -348,8 +325,11 @@ fn attention(text: &Section<'_>, qk_norm: bool, head_dim: usize) -> Result<Atten
         num_heads,
         num_kv_heads,
         head_dim,
-        output_gate: false,
-        qk_norm,
+        output_gate: OutputGate::None,
+        qk_norm: QkNorm::None,
+        values: ValueSource::Projection,
+        rope: None,
+        window: None,
         scale: (head_dim as f64).powf(-0.5) as f32,
     })
 }
@@ -370,6 +350,7 @@ pub(crate) fn rope(
     Ok(RopeConfig {
         theta,
         rotary_dim,
+        num_pairs: rotary_dim / 2,
         scaling,
     })
 }
@@ -404,3 +385,6 @@ fn llama3_scaling(section: &Section<'_>) -> Result<RopeScaling> {
         original_max_position_embeddings: section.size("original_max_position_embeddings")?,
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,12 +2,12 @@
 
 use crate::error::KernelError;
 use crate::kernels::Kernel;
-use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::gdn_wy::{GdnWeights, GdnWy, GdnWyArgs};
 
-use super::decoder::{LayerContext, Workspace};
+use super::decoder::{LayerContext, PostNorm};
 use super::tail::GatedDeltaTail;
 use super::weights::GatedDeltaWeights;
+use super::workspace::Workspace;
 
 /// Adds the sublayer's output for `workspace.normed` to `workspace.residual`; log entries and convolution inputs stay
 /// in `tail`.
@@ -15,6 +15,7 @@ pub(super) fn forward(
     context: &LayerContext<'_>,
     layer: usize,
     weights: &GatedDeltaWeights,
+    post_norm: Option<PostNorm<'_>>,
     workspace: &mut Workspace,
     tail: &mut GatedDeltaTail,
 ) -> Result<(), KernelError> {
@@ -48,11 +49,11 @@ pub(super) fn forward(
             y: &mut workspace.mixed,
         },
     )?;
-    let residual = &mut workspace.residual;
-    context.multiply(
+    context.add_to_residual(
         &weights.out_proj,
         &workspace.mixed,
-        residual,
-        Epilogue::AddToOutput,
+        post_norm,
+        &mut workspace.sublayer,
+        &mut workspace.residual,
     )
 }

@@ -8,13 +8,14 @@
 //!   log-probabilities of tree edges need every logit too, and go through [`DecoderWeights::logits`].
 //!
 //! Both give the same greedy ids: screening is exact, and a row that it cannot bound takes the dense path by itself.
-//! Sampling takes logits as they are. A model with a softcap would have to cap them first, which the greedy token, being
-//! monotone, does not need; no family served has one.
+//! What a model does to its logits (a factor, a softcap) keeps their order: the greedy token goes by logits as the head
+//! gives them, sampling and records by what becomes of them.
 
 use super::weights::DecoderWeights;
 use crate::device::{Backend, Buffer, Device, Staged};
 use crate::error::Result;
 use crate::kernels::Kernel;
+use crate::kernels::draft_select::LogitShape;
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
 use crate::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
 use crate::kernels::lm_head_screen::{HeadScores, LmHeadScreen, LmHeadScreenArgs, ScreenedHead};
@@ -83,6 +84,7 @@ pub(super) struct Head {
     screened: Option<ScreenedHead>,
     /// The copy while it is not to be used.
     set_aside: Option<ScreenedHead>,
+    shape: LogitShape,
     /// Which rows of a pass a call is about.
     wanted: Staged<u32>,
     masked: MaskedIds,
@@ -101,6 +103,7 @@ impl Head {
         device: &Device,
         weights: &DecoderWeights,
         path: HeadPath,
+        shape: LogitShape,
         max_rows: usize,
     ) -> Result<Self> {
         let screened = match path {
@@ -115,6 +118,7 @@ impl Head {
         Ok(Self {
             screened,
             set_aside: None,
+            shape,
             wanted: Staged::with_capacity(device, max_rows)?,
             masked: MaskedIds::default(),
             rows: device.try_alloc(max_rows * width)?,
@@ -190,6 +194,7 @@ impl Head {
                 logits,
                 num_rows,
                 vocab_size,
+                shape: self.shape,
                 masked,
                 samplers,
                 token_ids: &mut token_ids,

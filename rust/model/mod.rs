@@ -12,6 +12,7 @@ pub mod stock;
 mod tail;
 pub mod tensor_role;
 pub mod weights;
+mod workspace;
 
 pub use config::ModelConfig;
 pub use weights::DecoderWeights;

@@ -6,21 +6,26 @@
 
 use half::bf16;
 
-use super::config::{GdnConfig, ModelConfig};
-use super::decoder::{LayerContext, Workspace};
+use super::config::{
+    AttentionConfig, GdnConfig, LayerConfig, MlpActivation, ModelConfig, OutputGate, QkNorm,
+    ValueSource,
+};
+use super::decoder::LayerContext;
 use super::tail::{AttentionTail, GatedDeltaTail, LayerTail};
+use super::workspace::Workspace;
 use crate::device::{Buffer, Device};
 use crate::error::{DeviceError, KernelError};
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::Epilogue;
-use crate::kernels::gate::GateKind;
 use crate::kernels::gdn_recurrent::{
     ChainArgs, GdnRecurrent, GdnRecurrentArgs, GdnRecurrentWeights, projected_len,
 };
 use crate::kernels::gdn_wy::GdnShape;
-use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
+use crate::kernels::rms_norm::{NormEpilogue, RmsNorm, RmsNormArgs};
 use crate::kernels::rope::{Rope, RopeArgs};
-use crate::kernels::round_rows::{GatedBy, Norm, RoundRows, RoundRowsArgs, RowSource, Vectors};
+use crate::kernels::round_rows::{
+    GatedBy, Norm, RoundRows, RoundRowsArgs, RowGate, RowSource, Vectors,
+};
 use crate::kernels::stock_matmul::{self, StockMatrix};
 use crate::kernels::tree_attention::{TreeAttention, TreeAttentionArgs};
 
@@ -143,6 +148,18 @@ pub(super) struct StockWorkspace {
     merged: Buffer<f32>,
 }
 
+/// Whether layers of `config` are made of nothing but what stock kernels compute.
+pub(crate) fn serves(config: &ModelConfig) -> bool {
+    let serves_attention = |attention: &AttentionConfig| {
+        attention.values == ValueSource::Projection
+            && attention.output_gate != OutputGate::OwnProjection
+            && attention.qk_norm != QkNorm::Weightless
+    };
+    config.post_norms.is_none()
+        && config.mlp_activation == MlpActivation::Silu
+        && config.attention_layers().all(serves_attention)
+}
+
 impl StockWorkspace {
     /// Room for `max_rows` rows.
     ///
@@ -167,12 +184,11 @@ impl StockWorkspace {
     }
 
     fn row_lens(config: &ModelConfig) -> [usize; 2] {
-        let attention = &config.attention;
         let gdn = config.gdn.as_ref().map(gdn_shape);
         let rounded = config
             .hidden_size
             .max(config.intermediate_size)
-            .max(attention.num_heads * attention.head_dim)
+            .max(config.widest_attention(AttentionConfig::q_dim))
             .max(gdn.as_ref().map_or(0, GdnShape::values_len));
         let merged = gdn.as_ref().map_or(0, projected_len);
         [rounded, merged.max(2 * config.intermediate_size)]
@@ -182,6 +198,8 @@ impl StockWorkspace {
 /// One layer over the rows of a pass.
 pub(super) struct StockPass<'a> {
     pub(super) context: &'a LayerContext<'a>,
+    /// Where attention rotates.
+    pub(super) inverse_frequencies: Option<&'a Buffer<f32>>,
     pub(super) workspace: &'a mut Workspace,
     pub(super) stock: &'a mut StockWorkspace,
 }
@@ -215,7 +233,7 @@ impl StockPass<'_> {
             self.context.device,
             RoundRowsArgs {
                 source: RowSource::Gated(GatedBy {
-                    kind: GateKind::SiluMultiply,
+                    kind: RowGate::Silu,
                     gates,
                 }),
                 x: Vectors::columns(merged, width, 2 * width),
@@ -300,7 +318,7 @@ impl StockPass<'_> {
             eps: context.config.rms_norm_eps,
         };
         let gate = GatedBy {
-            kind: GateKind::SiluMultiply,
+            kind: RowGate::Silu,
             gates: heads_of(
                 &self.stock.merged,
                 shape.conv_channels(),
@@ -327,10 +345,12 @@ impl StockPass<'_> {
         tail: &mut AttentionTail,
     ) -> Result<(), KernelError> {
         let context = self.context;
-        let (device, config, n) = (context.device, context.config, context.num_rows);
-        let attention = &config.attention;
+        let (device, n) = (context.device, context.num_rows);
+        let LayerConfig::Attention(attention) = &context.config.layers[index] else {
+            unreachable!("weights were loaded by the config");
+        };
         let head_dim = attention.head_dim;
-        let q_stride = head_dim * if attention.output_gate { 2 } else { 1 };
+        let q_stride = head_dim * attention.q_proj_parts();
         let Workspace {
             q_projected,
             k_projected,
@@ -343,7 +363,7 @@ impl StockPass<'_> {
             stock_matmul::multiply(device, x, n, weight, y, Epilogue::Store)
         };
         multiply(&weights.v_proj, &mut tail.v)?;
-        if attention.qk_norm {
+        if attention.qk_norm == QkNorm::Weighted {
             multiply(&weights.q_proj, q_projected)?;
             multiply(&weights.k_proj, k_projected)?;
             for (x, x_stride, heads, weight, y) in [
@@ -369,7 +389,8 @@ impl StockPass<'_> {
                     num_vectors: n * heads,
                     width: head_dim,
                     weight: weight.as_ref(),
-                    eps: config.rms_norm_eps,
+                    eps: context.config.rms_norm_eps,
+                    epilogue: NormEpilogue::Store,
                     y,
                 };
                 RmsNorm::run(device, args)?;
@@ -378,19 +399,22 @@ impl StockPass<'_> {
             multiply(&weights.q_proj, q)?;
             multiply(&weights.k_proj, &mut tail.k)?;
         }
-        for (x, num_heads) in [
-            (&mut *q, attention.num_heads),
-            (&mut tail.k, attention.num_kv_heads),
-        ] {
-            let args = RopeArgs {
-                x,
-                num_heads,
-                head_dim,
-                positions: context.paths.positions(),
-                inverse_frequencies: context.inverse_frequencies,
-                pair_offset: config.rope.rotary_dim / 2,
-            };
-            Rope::run(device, args)?;
+        if let (Some(rope), Some(inverse_frequencies)) = (&attention.rope, self.inverse_frequencies)
+        {
+            for (x, num_heads) in [
+                (&mut *q, attention.num_heads),
+                (&mut tail.k, attention.num_kv_heads),
+            ] {
+                let args = RopeArgs {
+                    x,
+                    num_heads,
+                    head_dim,
+                    positions: context.paths.positions(),
+                    inverse_frequencies,
+                    pair_offset: rope.pair_offset(),
+                };
+                Rope::run(device, args)?;
+            }
         }
         let kv_layer = context.caches.attention_index(index);
         TreeAttention::run(
@@ -406,16 +430,16 @@ impl StockPass<'_> {
                 kv_heads: attention.num_kv_heads,
                 head_dim,
                 scale: attention.scale,
-                window: None,
+                window: attention.window,
                 out: mixed,
             },
         )?;
         let source = match attention.output_gate {
-            true => RowSource::Gated(GatedBy {
-                kind: GateKind::SigmoidMultiply,
+            OutputGate::InQueryProjection => RowSource::Gated(GatedBy {
+                kind: RowGate::Sigmoid,
                 gates: Vectors::columns(q_projected, head_dim, q_stride),
             }),
-            false => RowSource::Plain,
+            OutputGate::None | OutputGate::OwnProjection => RowSource::Plain,
         };
         RoundRows::run(
             device,

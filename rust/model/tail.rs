@@ -7,7 +7,7 @@ use crate::error::{DeviceError, KernelError};
 use crate::kernels::gdn_wy::GdnTail;
 use crate::kernels::placed_rows::PlacedRows;
 
-use super::config::{LayerConfig, MixerKind, ModelConfig};
+use super::config::{LayerConfig, ModelConfig};
 
 /// Keys (normed and rotated) and values of this pass, `[rows, kv_heads, head_dim]`.
 pub(super) struct AttentionTail {
@@ -44,8 +44,10 @@ impl PassTail {
     ) -> Result<Self, DeviceError> {
         let alloc = |width: usize| device.try_alloc(rows * width);
         let tail = |layer: &LayerConfig| {
-            Ok(match (layer.mixer, &config.gdn) {
-                (MixerKind::GatedDelta, Some(gdn)) => {
+            Ok(match (layer, &config.gdn) {
+                (LayerConfig::GatedDelta, gdn) => {
+                    let gdn = gdn.as_ref();
+                    let gdn = gdn.expect("a config with Gated-DeltaNet layers has their sizes");
                     let (k_width, v_width) = (
                         gdn.num_key_heads * gdn.key_dim,
                         gdn.num_value_heads * gdn.value_dim,
@@ -59,8 +61,8 @@ impl PassTail {
                         },
                     })
                 }
-                _ => {
-                    let width = config.attention.num_kv_heads * config.attention.head_dim;
+                (LayerConfig::Attention(attention), _) => {
+                    let width = attention.kv_dim();
                     LayerTail::Attention(AttentionTail {
                         k: alloc(width)?,
                         v: alloc(width)?,
@@ -74,12 +76,12 @@ impl PassTail {
 
     /// Bytes that one row takes in all layers, with activations of `activation_bytes` each; the recurrent log is fp32.
     pub(super) fn row_bytes_of(config: &ModelConfig, activation_bytes: usize) -> usize {
-        let kv = 2 * config.attention.kv_dim() * activation_bytes;
+        let kv_dims: usize = config.attention_layers().map(|a| a.kv_dim()).sum();
         let gdn = config.gdn.as_ref().map_or(0, |gdn| {
             let log_len = gdn.num_key_heads * gdn.key_dim + gdn.value_width() + gdn.num_value_heads;
             gdn.conv_channels() * activation_bytes + log_len * size_of::<f32>()
         });
-        config.num_attention_layers() * kv + config.num_gdn_layers() * gdn
+        2 * kv_dims * activation_bytes + config.num_gdn_layers() * gdn
     }
 
     /// Commits `rows` of the pass to `caches`.

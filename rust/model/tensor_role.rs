@@ -3,13 +3,17 @@
 //! The one list from which both the check of a checkpoint (before gigabytes are read) and the loading itself are made,
 //! so that they cannot disagree.
 
-use super::config::{GdnConfig, MixerKind, ModelConfig};
+use super::config::{
+    AttentionConfig, GdnConfig, LayerConfig, ModelConfig, OutputGate, QkNorm, ValueSource,
+};
 
 /// Names that a family's checkpoints give to roles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightNames {
     /// What the decoder's tensors start with; the LM head stands outside.
     pub prefix: &'static str,
+    /// The norm before the MLP, within a layer.
+    pub mlp_norm: &'static str,
     /// Tensors of other models in the same checkpoint.
     pub ignored_prefixes: &'static [&'static str],
 }
@@ -22,7 +26,10 @@ pub enum TensorRole {
     FinalNorm,
     LmHead,
     InputNorm,
-    PostAttentionNorm,
+    PostMixerNorm,
+    MlpNorm,
+    PostMlpNorm,
+    LayerScalar,
     GateProj,
     UpProj,
     DownProj,
@@ -30,6 +37,7 @@ pub enum TensorRole {
     KProj,
     VProj,
     OProj,
+    OutputGateProj,
     QNorm,
     KNorm,
     GdnInProjQkv,
@@ -47,13 +55,11 @@ use TensorRole as Role;
 
 const EVERY_LAYER: [Role; 5] = [
     Role::InputNorm,
-    Role::PostAttentionNorm,
+    Role::MlpNorm,
     Role::GateProj,
     Role::UpProj,
     Role::DownProj,
 ];
-const ATTENTION: [Role; 4] = [Role::QProj, Role::KProj, Role::VProj, Role::OProj];
-const QK_NORMS: [Role; 2] = [Role::QNorm, Role::KNorm];
 const GATED_DELTA: [Role; 9] = [
     Role::GdnInProjQkv,
     Role::GdnInProjZ,
@@ -74,6 +80,7 @@ impl WeightNames {
             Role::LmHead => "lm_head.weight".to_owned(),
             Role::Embed => format!("{prefix}embed_tokens.weight"),
             Role::FinalNorm => format!("{prefix}norm.weight"),
+            Role::MlpNorm => format!("{prefix}layers.{layer}.{}", self.mlp_norm),
             _ => format!("{prefix}layers.{layer}.{}", role.name_in_layer()),
         }
     }
@@ -90,7 +97,7 @@ impl WeightNames {
     pub fn tensors(&self, config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
         TensorRole::all(config)
             .into_iter()
-            .map(|(role, layer)| (self.name(role, layer), role.shape(config)))
+            .map(|(role, layer)| (self.name(role, layer), role.shape(config, layer)))
             .collect()
     }
 
@@ -112,16 +119,32 @@ impl TensorRole {
             tensors.push((Role::LmHead, 0));
         }
         for (i, layer) in config.layers.iter().enumerate() {
-            let mixer: &[Role] = match layer.mixer {
-                MixerKind::Attention => &ATTENTION,
-                MixerKind::GatedDelta => &GATED_DELTA,
-            };
-            tensors.extend(EVERY_LAYER.iter().chain(mixer).map(|&role| (role, i)));
-            if layer.mixer == MixerKind::Attention && config.attention.qk_norm {
-                tensors.extend(QK_NORMS.map(|role| (role, i)));
+            let mut roles = EVERY_LAYER.to_vec();
+            if let Some(post_norms) = config.post_norms {
+                roles.extend([Role::PostMixerNorm, Role::PostMlpNorm]);
+                roles.extend(post_norms.layer_scalar.then_some(Role::LayerScalar));
             }
+            match layer {
+                LayerConfig::Attention(attention) => roles.extend(Self::of_attention(attention)),
+                LayerConfig::GatedDelta => roles.extend(GATED_DELTA),
+            }
+            tensors.extend(roles.into_iter().map(|role| (role, i)));
         }
         tensors
+    }
+
+    fn of_attention(attention: &AttentionConfig) -> Vec<TensorRole> {
+        let mut roles = vec![Role::QProj, Role::KProj, Role::OProj];
+        if attention.values != ValueSource::NormedKeys {
+            roles.push(Role::VProj);
+        }
+        if attention.output_gate == OutputGate::OwnProjection {
+            roles.push(Role::OutputGateProj);
+        }
+        if attention.qk_norm == QkNorm::Weighted {
+            roles.extend([Role::QNorm, Role::KNorm]);
+        }
+        roles
     }
 
     /// Whether the tensor is a matrix that a layer multiplies by. Embedding and LM head belong to no layer.
@@ -134,6 +157,7 @@ impl TensorRole {
             | Self::KProj
             | Self::VProj
             | Self::OProj
+            | Self::OutputGateProj
             | Self::GdnInProjQkv
             | Self::GdnInProjZ
             | Self::GdnInProjA
@@ -143,7 +167,10 @@ impl TensorRole {
             | Self::FinalNorm
             | Self::LmHead
             | Self::InputNorm
-            | Self::PostAttentionNorm
+            | Self::PostMixerNorm
+            | Self::MlpNorm
+            | Self::PostMlpNorm
+            | Self::LayerScalar
             | Self::QNorm
             | Self::KNorm
             | Self::GdnConv
@@ -155,9 +182,11 @@ impl TensorRole {
 
     fn name_in_layer(self) -> &'static str {
         match self {
-            Self::Embed | Self::FinalNorm | Self::LmHead => "",
+            Self::Embed | Self::FinalNorm | Self::LmHead | Self::MlpNorm => "",
             Self::InputNorm => "input_layernorm.weight",
-            Self::PostAttentionNorm => "post_attention_layernorm.weight",
+            Self::PostMixerNorm => "post_attention_layernorm.weight",
+            Self::PostMlpNorm => "post_feedforward_layernorm.weight",
+            Self::LayerScalar => "layer_scalar",
             Self::GateProj => "mlp.gate_proj.weight",
             Self::UpProj => "mlp.up_proj.weight",
             Self::DownProj => "mlp.down_proj.weight",
@@ -165,6 +194,7 @@ impl TensorRole {
             Self::KProj => "self_attn.k_proj.weight",
             Self::VProj => "self_attn.v_proj.weight",
             Self::OProj => "self_attn.o_proj.weight",
+            Self::OutputGateProj => "self_attn.gate_proj.weight",
             Self::QNorm => "self_attn.q_norm.weight",
             Self::KNorm => "self_attn.k_norm.weight",
             Self::GdnInProjQkv => "linear_attn.in_proj_qkv.weight",
@@ -179,29 +209,41 @@ impl TensorRole {
         }
     }
 
-    /// Shape of the tensor in a checkpoint of `config`.
+    /// Shape of the tensor in a checkpoint of `config`, in layer `layer` where the role belongs to a layer.
     ///
     /// # Panics
-    /// For a Gated-DeltaNet role when `config.gdn` is `None`.
-    pub fn shape(self, config: &ModelConfig) -> Vec<usize> {
+    /// For a role that the layer does not have.
+    pub fn shape(self, config: &ModelConfig, layer: usize) -> Vec<usize> {
         let (hidden, mlp) = (config.hidden_size, config.intermediate_size);
-        let attention = &config.attention;
         match self {
             Self::Embed | Self::LmHead => vec![config.vocab_size, hidden],
-            Self::FinalNorm | Self::InputNorm | Self::PostAttentionNorm => vec![hidden],
+            Self::FinalNorm
+            | Self::InputNorm
+            | Self::PostMixerNorm
+            | Self::MlpNorm
+            | Self::PostMlpNorm => vec![hidden],
+            Self::LayerScalar => vec![1],
             Self::GateProj | Self::UpProj => vec![mlp, hidden],
             Self::DownProj => vec![hidden, mlp],
+            _ => match (&config.layers[layer], &config.gdn) {
+                (LayerConfig::Attention(attention), _) => self.attention_shape(attention, hidden),
+                (LayerConfig::GatedDelta, gdn) => {
+                    let gdn = gdn.as_ref();
+                    let gdn = gdn.expect("a config with Gated-DeltaNet layers has their sizes");
+                    self.gdn_shape(gdn, hidden)
+                }
+            },
+        }
+    }
+
+    fn attention_shape(self, attention: &AttentionConfig, hidden: usize) -> Vec<usize> {
+        match self {
             Self::QProj => vec![attention.q_proj_rows(), hidden],
+            Self::OutputGateProj => vec![attention.q_dim(), hidden],
             Self::KProj | Self::VProj => vec![attention.kv_dim(), hidden],
             Self::OProj => vec![hidden, attention.q_dim()],
             Self::QNorm | Self::KNorm => vec![attention.head_dim],
-            _ => self.gdn_shape(
-                config
-                    .gdn
-                    .as_ref()
-                    .expect("a config with Gated-DeltaNet layers has their sizes"),
-                hidden,
-            ),
+            _ => panic!("{self:?} is no tensor of an attention layer"),
         }
     }
 
@@ -213,7 +255,8 @@ impl TensorRole {
             Self::GdnConv => vec![gdn.conv_channels(), 1, gdn.conv_kernel],
             Self::GdnNorm => vec![gdn.value_dim],
             Self::GdnOutProj => vec![hidden, gdn.value_width()],
-            _ => vec![gdn.num_value_heads],
+            Self::GdnALog | Self::GdnDtBias => vec![gdn.num_value_heads],
+            _ => panic!("{self:?} is no tensor of a Gated-DeltaNet layer"),
         }
     }
 }

@@ -7,13 +7,17 @@
 
 use rayon::prelude::*;
 
-use super::config::{MixerKind, ModelConfig};
+use super::config::{
+    AttentionConfig, LayerConfig, MlpActivation, ModelConfig, OutputGate, PostNorms, QkNorm,
+    ValueSource,
+};
 use super::stock::{StockAttention, StockGatedDelta, StockLayer, StockMixer, StockWeights};
 use super::tensor_role::TensorRole as Role;
 use crate::device::{Buffer, Device};
 use crate::error::{CheckpointError, KernelError, Result};
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16, Product};
+use crate::kernels::gate::GateKind;
 use crate::kernels::stock_matmul::{self, StockMatrix};
 use crate::options::WeightFormat;
 use crate::weights::{GatedMlp, Linear, WeightLoader, WeightSource};
@@ -39,19 +43,28 @@ pub struct LayerWeights {
     /// Weight of the norm before the mixer.
     pub input_norm: Buffer<f32>,
     /// Weight of the norm before the MLP.
-    pub post_attention_norm: Buffer<f32>,
+    pub mlp_norm: Buffer<f32>,
+    /// Weights behind the sublayers, where there are norms.
+    pub post_norms: Option<PostNormWeights>,
     /// What mixes token positions.
     pub mixer: MixerWeights,
     /// The MLP.
     pub mlp: GatedMlp,
 }
 
+/// Weights of the norms behind a layer's sublayers.
+#[derive(Debug)]
+pub struct PostNormWeights {
+    /// Behind the mixer.
+    pub mixer: Buffer<f32>,
+    /// Behind the MLP.
+    pub mlp: Buffer<f32>,
+    /// Factor on the residual stream at the layer's end.
+    pub layer_scalar: Option<f32>,
+}
+
 /// Weights of a layer's mixer.
 #[derive(Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "one a layer, and never moved after loading"
-)]
 pub enum MixerWeights {
     /// Softmax attention.
     Attention(AttentionWeights),
@@ -66,10 +79,12 @@ pub struct AttentionWeights {
     pub q_proj: Linear,
     /// Keys.
     pub k_proj: Linear,
-    /// Values.
-    pub v_proj: Linear,
+    /// Values; `None` where they are the keys.
+    pub v_proj: Option<Linear>,
     /// `[hidden_size, num_heads * head_dim]`.
     pub o_proj: Linear,
+    /// Gates of the heads' outputs, where they have a projection of their own.
+    pub output_gate_proj: Option<Linear>,
     /// Weight `[head_dim]` of the queries' norm, if there is one.
     pub q_norm: Option<Buffer<f32>>,
     /// Weight `[head_dim]` of the keys' norm, if there is one.
@@ -231,7 +246,8 @@ impl DecoderWeights {
         let matrices: usize = self.matrices().map(Linear::num_bytes).sum();
         let vectors: usize = self.vectors().map(|v| v.len() * size_of::<f32>()).sum();
         let stock: usize = self.stock_matrices().map(StockMatrix::num_bytes).sum();
-        self.embed.num_bytes() + matrices + stock + vectors
+        let scalars = self.num_scalars() * size_of::<f32>();
+        self.embed.num_bytes() + matrices + stock + vectors + scalars
     }
 
     /// Bytes that only Q passes read.
@@ -260,11 +276,19 @@ impl DecoderWeights {
             + self.matrices().map(size).sum::<usize>()
             + self.stock_matrices().map(stock).sum::<usize>()
             + self.vectors().map(Buffer::len).sum::<usize>()
+            + self.num_scalars()
             - copied
     }
 
     fn stock_matrices(&self) -> impl Iterator<Item = &StockMatrix> {
         self.stock.iter().flat_map(StockWeights::matrices)
+    }
+
+    fn num_scalars(&self) -> usize {
+        let post_norms = self.layers.iter().filter_map(|l| l.post_norms.as_ref());
+        post_norms
+            .filter(|norms| norms.layer_scalar.is_some())
+            .count()
     }
 
     fn matrices(&self) -> impl Iterator<Item = &Linear> {
@@ -284,7 +308,8 @@ impl LayerWeights {
         let mut matrices = self.mlp.matrices().to_vec();
         match &self.mixer {
             MixerWeights::Attention(w) => {
-                matrices.extend([&w.q_proj, &w.k_proj, &w.v_proj, &w.o_proj]);
+                matrices.extend([&w.q_proj, &w.k_proj, &w.o_proj]);
+                matrices.extend(w.v_proj.iter().chain(&w.output_gate_proj));
             }
             MixerWeights::GatedDelta(w) => matrices.extend([
                 &w.in_proj_qkv,
@@ -298,7 +323,10 @@ impl LayerWeights {
     }
 
     fn vectors(&self) -> Vec<&Buffer<f32>> {
-        let mut vectors = vec![&self.input_norm, &self.post_attention_norm];
+        let mut vectors = vec![&self.input_norm, &self.mlp_norm];
+        if let Some(norms) = &self.post_norms {
+            vectors.extend([&norms.mixer, &norms.mlp]);
+        }
         match &self.mixer {
             MixerWeights::Attention(w) => vectors.extend(w.q_norm.iter().chain(&w.k_norm)),
             MixerWeights::GatedDelta(w) => {
@@ -338,28 +366,58 @@ impl Loader<'_> {
     fn layer(&self, i: usize) -> Result<LayerWeights> {
         Ok(LayerWeights {
             input_norm: self.norm(Role::InputNorm, i)?,
-            post_attention_norm: self.norm(Role::PostAttentionNorm, i)?,
-            mixer: match self.config.layers[i].mixer {
-                MixerKind::Attention => MixerWeights::Attention(self.attention(i)?),
-                MixerKind::GatedDelta => MixerWeights::GatedDelta(self.gated_delta(i)?),
+            mlp_norm: self.norm(Role::MlpNorm, i)?,
+            post_norms: match self.config.post_norms {
+                Some(norms) => Some(self.post_norms(norms, i)?),
+                None => None,
+            },
+            mixer: match &self.config.layers[i] {
+                LayerConfig::Attention(attention) => {
+                    MixerWeights::Attention(self.attention(attention, i)?)
+                }
+                LayerConfig::GatedDelta => MixerWeights::GatedDelta(self.gated_delta(i)?),
             },
             mlp: GatedMlp {
                 gate_proj: self.linear(Role::GateProj, i)?,
                 up_proj: self.linear(Role::UpProj, i)?,
                 down_proj: self.linear(Role::DownProj, i)?,
+                activation: match self.config.mlp_activation {
+                    MlpActivation::Silu => GateKind::SiluMultiply,
+                    MlpActivation::GeluTanh => GateKind::GeluTanhMultiply,
+                },
             },
         })
     }
 
-    fn attention(&self, i: usize) -> Result<AttentionWeights> {
+    fn post_norms(&self, norms: PostNorms, i: usize) -> Result<PostNormWeights> {
+        let scalar = || {
+            let name = self.name(Role::LayerScalar, i);
+            let values = self.tensors.source.tensor_f32(&name, &[1])?;
+            Ok::<_, CheckpointError>(values[0])
+        };
+        Ok(PostNormWeights {
+            mixer: self.norm(Role::PostMixerNorm, i)?,
+            mlp: self.norm(Role::PostMlpNorm, i)?,
+            layer_scalar: norms.layer_scalar.then(scalar).transpose()?,
+        })
+    }
+
+    fn attention(&self, config: &AttentionConfig, i: usize) -> Result<AttentionWeights> {
         self.skip_rotary_frequencies(i);
+        let v_proj = || self.linear(Role::VProj, i);
+        let gate_proj = || self.linear(Role::OutputGateProj, i);
         Ok(AttentionWeights {
             q_proj: self.linear(Role::QProj, i)?,
             k_proj: self.linear(Role::KProj, i)?,
-            v_proj: self.linear(Role::VProj, i)?,
+            v_proj: (config.values != ValueSource::NormedKeys)
+                .then(v_proj)
+                .transpose()?,
             o_proj: self.linear(Role::OProj, i)?,
-            q_norm: self.head_norm(Role::QNorm, i)?,
-            k_norm: self.head_norm(Role::KNorm, i)?,
+            output_gate_proj: (config.output_gate == OutputGate::OwnProjection)
+                .then(gate_proj)
+                .transpose()?,
+            q_norm: self.head_norm(config, Role::QNorm, i)?,
+            k_norm: self.head_norm(config, Role::KNorm, i)?,
         })
     }
 
@@ -387,25 +445,27 @@ impl Loader<'_> {
     fn stock_layer(&self, i: usize) -> Result<StockLayer> {
         Ok(StockLayer {
             input_norm: self.norm(Role::InputNorm, i)?,
-            post_attention_norm: self.norm(Role::PostAttentionNorm, i)?,
-            mixer: match self.config.layers[i].mixer {
-                MixerKind::Attention => StockMixer::Attention(self.stock_attention(i)?),
-                MixerKind::GatedDelta => StockMixer::GatedDelta(self.stock_gated_delta(i)?),
+            post_attention_norm: self.norm(Role::MlpNorm, i)?,
+            mixer: match &self.config.layers[i] {
+                LayerConfig::Attention(config) => {
+                    StockMixer::Attention(self.stock_attention(config, i)?)
+                }
+                LayerConfig::GatedDelta => StockMixer::GatedDelta(self.stock_gated_delta(i)?),
             },
             gate_up: self.stock_matrix(&[Role::GateProj, Role::UpProj], i)?,
             down: self.stock_matrix(&[Role::DownProj], i)?,
         })
     }
 
-    fn stock_attention(&self, i: usize) -> Result<StockAttention> {
+    fn stock_attention(&self, config: &AttentionConfig, i: usize) -> Result<StockAttention> {
         self.skip_rotary_frequencies(i);
         Ok(StockAttention {
             q_proj: self.stock_matrix(&[Role::QProj], i)?,
             k_proj: self.stock_matrix(&[Role::KProj], i)?,
             v_proj: self.stock_matrix(&[Role::VProj], i)?,
             o_proj: self.stock_matrix(&[Role::OProj], i)?,
-            q_norm: self.head_norm(Role::QNorm, i)?,
-            k_norm: self.head_norm(Role::KNorm, i)?,
+            q_norm: self.head_norm(config, Role::QNorm, i)?,
+            k_norm: self.head_norm(config, Role::KNorm, i)?,
         })
     }
 
@@ -430,23 +490,28 @@ impl Loader<'_> {
     fn stock_matrix(&self, roles: &[Role], layer: usize) -> Result<StockMatrix> {
         let parts: Vec<(String, usize)> = roles
             .iter()
-            .map(|&role| (self.name(role, layer), role.shape(self.config)[0]))
+            .map(|&role| (self.name(role, layer), role.shape(self.config, layer)[0]))
             .collect();
-        let in_features = roles[0].shape(self.config)[1];
+        let in_features = roles[0].shape(self.config, layer)[1];
         let rows = self.tensors.rows_together(&parts, in_features)?;
         Ok(StockMatrix::from_rows(rows, in_features))
     }
 
-    /// The norm of query or key heads, if the model has it.
-    fn head_norm(&self, role: Role, layer: usize) -> Result<Option<Buffer<f32>>> {
-        match self.config.attention.qk_norm {
-            true => self.norm(role, layer).map(Some),
-            false => Ok(None),
+    /// The weight of the norm of query or key heads, if there is one.
+    fn head_norm(
+        &self,
+        config: &AttentionConfig,
+        role: Role,
+        layer: usize,
+    ) -> Result<Option<Buffer<f32>>> {
+        match config.qk_norm {
+            QkNorm::Weighted => self.norm(role, layer).map(Some),
+            QkNorm::None | QkNorm::Weightless => Ok(None),
         }
     }
 
     fn linear(&self, role: Role, layer: usize) -> Result<Linear> {
-        let shape = role.shape(self.config);
+        let shape = role.shape(self.config, layer);
         let name = self.name(role, layer);
         let shape = [shape[0], shape[1]];
         match self.with_q_views {
@@ -456,21 +521,25 @@ impl Loader<'_> {
     }
 
     fn matrix(&self, role: Role, layer: usize) -> Result<PackedBf16> {
-        let shape = role.shape(self.config);
+        let shape = role.shape(self.config, layer);
         self.tensors
             .matrix_bf16(&self.name(role, layer), [shape[0], shape[1]])
     }
 
     fn vector(&self, role: Role, layer: usize) -> Result<Buffer<f32>> {
         self.tensors
-            .tensor_f32(&self.name(role, layer), &role.shape(self.config))
+            .tensor_f32(&self.name(role, layer), &role.shape(self.config, layer))
     }
 
     /// A norm's weight as it multiplies.
     fn norm(&self, role: Role, layer: usize) -> Result<Buffer<f32>> {
-        let (name, shape) = (self.name(role, layer), role.shape(self.config));
+        let (name, shape) = (self.name(role, layer), role.shape(self.config, layer));
         let mut weight = self.tensors.source.tensor_f32(&name, &shape)?;
-        if self.config.norms_add_one {
+        let adds_one = match role {
+            Role::FinalNorm => self.config.final_norm_adds_one,
+            _ => self.config.layer_norms_add_one,
+        };
+        if adds_one {
             weight.iter_mut().for_each(|w| *w += 1.0);
         }
         Ok(self.tensors.device.constants(&weight)?)

@@ -15,7 +15,7 @@ use crate::drafter::footprint::DrafterBytes;
 use crate::kernels::gdn_wy::GdnShape;
 use crate::kernels::lm_head_screen::ScreenedHead;
 use crate::kernels::tree_attention::KV_BLOCK;
-use crate::model::config::ModelConfig;
+use crate::model::config::{AttentionConfig, ModelConfig};
 use crate::model::decoder::{Decoder, PassBytes};
 use crate::model::head::HeadPath;
 use crate::options::{KernelSet, WeightFormat};
@@ -76,7 +76,7 @@ impl Footprint {
         } = *holdings;
         let num_slots = limits.max_num_seqs;
         let num_taps = drafter.map_or(0, DrafterConfig::num_taps);
-        let kv_shapes = vec![kv_shape(config); config.num_attention_layers()];
+        let kv_shapes: Vec<_> = config.attention_layers().map(kv_shape).collect();
         Self {
             weights: match limits.kernels {
                 KernelSet::Lossless => WeightBytes::of(
@@ -168,10 +168,10 @@ impl Footprint {
 }
 
 /// Keys and values of one attention layer.
-pub fn kv_shape(config: &ModelConfig) -> KvShape {
+pub fn kv_shape(attention: &AttentionConfig) -> KvShape {
     KvShape {
-        num_kv_heads: config.attention.num_kv_heads,
-        head_dim: config.attention.head_dim,
+        num_kv_heads: attention.num_kv_heads,
+        head_dim: attention.head_dim,
     }
 }
 

@@ -4,6 +4,8 @@
 
 use crate::device::Backend;
 use crate::error::OptionError;
+use crate::model::config::ModelConfig;
+use crate::model::stock;
 use crate::options::EngineOptions;
 use crate::options::speculation::TreePolicy;
 
@@ -13,6 +15,7 @@ use crate::options::speculation::TreePolicy;
 /// [`OptionError::Value`] for an option that they cannot honour.
 pub(super) fn resolve(
     options: &EngineOptions,
+    config: &ModelConfig,
     backend: Backend,
 ) -> Result<EngineOptions, OptionError> {
     let refuse = |option, expected: &str, got: String| {
@@ -25,6 +28,13 @@ pub(super) fn resolve(
     if backend == Backend::Host {
         let got = format!("\"{}\", which is the CPU here", options.device);
         return refuse("device", "a GPU", got);
+    }
+    if !stock::serves(config) {
+        return Err(OptionError::Value {
+            option: "kernels",
+            expected: format!("lossless for {}", config.architecture),
+            got: "\"stock\"".to_owned(),
+        });
     }
     let chain = TreePolicy::Chain.name();
     let tree = options.tree.as_deref().unwrap_or(chain);

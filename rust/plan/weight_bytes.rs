@@ -75,7 +75,7 @@ impl WeightBytes {
         let is_converted = headers
             .is_some_and(|headers| headers.names().any(|name| stored_escapes(name).is_some()));
         for (role, layer) in TensorRole::all(config) {
-            let shape = role.shape(config);
+            let shape = role.shape(config, layer);
             let [rows, columns] = shape[..] else {
                 bytes.vectors += (shape.iter().product::<usize>() * size_of::<f32>()) as u64;
                 continue;
@@ -146,8 +146,8 @@ impl WeightBytes {
 pub fn num_parameters(config: &ModelConfig) -> u64 {
     TensorRole::all(config)
         .iter()
-        .map(|(role, _)| {
-            role.shape(config)
+        .map(|&(role, layer)| {
+            role.shape(config, layer)
                 .iter()
                 .map(|&n| n as u64)
                 .product::<u64>()

@@ -74,10 +74,13 @@ pub fn verify(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> 
         None => None,
         Some(probe) => {
             let num_rows = logit_rows.iter().flatten().count();
+            let config = target.config();
             let logits = target.last_logits();
+            let mut logits = logits.read_back(num_rows * config.vocab_size)?;
+            config.logit_shape.apply_to(&mut logits);
             Some(RowRecords {
                 probe,
-                logits: logits.read_back(num_rows * target.config().vocab_size)?,
+                logits,
                 logit_rows,
             })
         }

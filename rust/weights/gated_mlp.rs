@@ -1,4 +1,4 @@
-//! The gated MLP of every decoder here, target or drafter: `down(silu(gate(x)) * up(x))`.
+//! The gated MLP of every decoder here, target or drafter: `down(f(gate(x)) * up(x))`, with `f` mostly SiLU.
 
 use super::linear::{Linear, multiply_together};
 use crate::device::{Buffer, Device};
@@ -17,6 +17,8 @@ pub struct GatedMlp {
     pub up_proj: Linear,
     /// `[hidden_size, intermediate_size]`.
     pub down_proj: Linear,
+    /// What `up` is multiplied by.
+    pub activation: GateKind,
 }
 
 impl GatedMlp {
@@ -25,8 +27,8 @@ impl GatedMlp {
         [&self.gate_proj, &self.up_proj, &self.down_proj]
     }
 
-    /// What `down_proj` takes, for the first `num_rows` rows of `x`: `up` becomes `silu(gate(x)) * up(x)`, through `view`
-    /// of both matrices. `gate` and `up` are `[_, intermediate_size]`.
+    /// What `down_proj` takes, for the first `num_rows` rows of `x`: `up` becomes `f(gate(x)) * up(x)`, through `view` of
+    /// both matrices. `gate` and `up` are `[_, intermediate_size]`.
     ///
     /// # Errors
     /// [`KernelError`] when a buffer is too short or on another device.
@@ -54,7 +56,7 @@ impl GatedMlp {
         Gate::run(
             device,
             GateArgs {
-                kind: GateKind::SiluMultiply,
+                kind: self.activation,
                 x: gate,
                 x_offset: 0,
                 x_stride: width,

@@ -208,10 +208,17 @@ def test_draws_are_those_of_plain_decoding(
     assert sum(o.metrics.num_accepted_tokens for o in outputs) > 0
 
 
-FAMILIES = ["llama_rope_parameters", "llama_rope_scaling", "qwen3_5_text", "qwen3_5_wrapper"]
-# Matmuls round their inputs to BF16; all else is fp32. The golden values say how far the reference departs
-# from fp32 when it rounds every value so (0.3 to 0.8 at logits of a deviation of 3): a part of its roundings
-# must not move a logit as far, and most logits much less.
+FAMILIES = [
+    "gemma4_unified",
+    "llama_rope_parameters",
+    "llama_rope_scaling",
+    "muse_glimmer",
+    "qwen3_5_text",
+    "qwen3_5_wrapper",
+]
+# Matmuls round their inputs to BF16; all else is fp32. The golden values say how far the reference departs from
+# fp32 when it rounds every value so (0.3 to 0.8 at logits of a deviation of 3): a part of its roundings must not
+# move a logit as far, and most logits much less.
 BF16_DEPARTURE = "logits_bf16_vs_fp32_max_abs"
 TYPICAL_SHARE = 0.1
 RESIDUAL_REL = 0.02

@@ -55,6 +55,16 @@ def test_rms_norm_is_right_and_knows_no_neighbours(width: int) -> None:
         np.testing.assert_array_equal(bits(part), bits(plain[first : first + count]))
 
 
+@pytest.mark.parametrize("width", [15, 128, 512, 513, 3840, 5376, 6656])
+def test_sums_of_norm_and_residual(width: int) -> None:
+    x, weight, residual = normal(11, 40, width), normal(12, width), normal(13, 40, width)
+    args = (width, 40, width, 1e-8, weight, residual, 0.37)
+    got = kernels.rms_norm(x.ravel(), 0, *args, **GPU)
+    np.testing.assert_allclose(got, kernels.rms_norm(x.ravel(), 0, *args), rtol=2e-6, atol=1e-6)
+    alone = kernels.rms_norm(x[7], 0, width, 1, width, 1e-8, weight, residual[7:8], 0.37, **GPU)
+    np.testing.assert_array_equal(bits(alone[0]), bits(got[7]))
+
+
 @pytest.mark.parametrize(
     ("num_heads", "head_dim", "rotary_dim", "pair_offset"),
     [(2, 128, 128, 64), (24, 256, 64, 32), (1, 6, 6, 3), (3, 40, 2, 1), (2, 64, 16, 32)],
@@ -80,7 +90,7 @@ def test_rope_turns_by_the_rows_position_alone(
         np.testing.assert_array_equal(bits(alone[0]), bits(got[row]))
 
 
-@pytest.mark.parametrize("kind", ["silu", "sigmoid"])
+@pytest.mark.parametrize("kind", ["silu", "sigmoid", "gelu_tanh"])
 @pytest.mark.parametrize("width", [1, 31, 768, 17408])
 def test_gates(kind: str, width: int) -> None:
     x, y = 4 * normal(4, 33, width + 7), normal(5, 33, width)
@@ -92,6 +102,8 @@ def test_gates(kind: str, width: int) -> None:
     with np.errstate(over="ignore"):
         sigmoid = 1 / (1 + np.exp(-gate))
     want = sigmoid * y if kind == "sigmoid" else gate * sigmoid * y
+    if kind == "gelu_tanh":
+        want = gate / (1 + np.exp(np.minimum(-2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3), 700))) * y
     # Where the sum of 1 and an exponential overflows, fp32 gives 0.
     np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-37)
     for row in (0, 1, 32):

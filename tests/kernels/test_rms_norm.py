@@ -39,6 +39,18 @@ def test_heads_inside_wider_rows():
     assert_close("rms_norm", kernels.rms_norm(x.reshape(-1), 32, 64, 12, 32, EPS), want)
 
 
+@pytest.mark.parametrize("width", [1, 17, 256, 5120])
+def test_sums_with_a_residual_are_scaled(width):
+    x, weight, residual = rows(5, width), rows(1, width, 1)[0], rows(5, width, 2)
+    for factor, given in ((1.0, weight), (0.37, weight), (-2.5, None)):
+        got = kernels.rms_norm(x.reshape(-1), 0, width, 5, width, EPS, given, residual, factor)
+        normed, factor64 = oracle(x, given), np.float64(np.float32(factor))
+        scale = (np.abs(residual) + np.abs(normed)) * abs(factor64)
+        assert_close("rms_norm", got, (residual + normed) * factor64, scale)
+        alone = kernels.rms_norm(x[3], 0, width, 1, width, EPS, given, residual[3:4], factor)
+        np.testing.assert_array_equal(alone[0], got[3])
+
+
 def test_neighbours_and_their_number_do_not_matter():
     x = rows(64, 5120)
     together = rms_norm(x)

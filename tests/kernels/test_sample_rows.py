@@ -53,6 +53,21 @@ def test_matches_the_oracle(data):
     assert sample(row, [sampler], [masked]) == [draw(row, masked, sampler)]
 
 
+@pytest.mark.parametrize("softcap", [None, 5.0, 30.0])
+def test_probabilities_are_those_of_shaped_logits(softcap):
+    random = np.random.default_rng(3)
+    rows = random.normal(0, 8, (200, 50)).astype(np.float32)
+    samplers = [(0.7, 20, 0.95, 0.01, 9, position) for position in range(len(rows))]
+    ids, chosen = kernels.sample_rows(rows, [[1, 2]] * len(rows), samplers, 0.45, softcap)
+    np.testing.assert_array_equal(chosen, rows[np.arange(len(rows)), ids])
+    shaped = np.float64(np.float32(0.45)) * rows.astype(np.float64)
+    if softcap is not None:
+        shaped = softcap * np.tanh(shaped / softcap)
+    want = [draw(row, [1, 2], sampler) for row, sampler in zip(shaped, samplers, strict=True)]
+    assert ids.tolist() == want
+    assert want != [draw(row, [1, 2], sampler) for row, sampler in zip(rows, samplers, strict=True)]
+
+
 def test_a_nucleus_larger_than_what_is_ranked_first():
     row = np.random.default_rng(1).normal(0, 1, 3000).astype(np.float32)
     for top_p in (0.5, 0.9, 0.999):

@@ -10,7 +10,7 @@ use crate::kernels::bf16_matmul::{Epilogue, PackedBf16};
 use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
 use crate::kernels::paths::RowPaths;
-use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
+use crate::kernels::rms_norm::{NormEpilogue, RmsNorm, RmsNormArgs};
 use crate::kernels::rope::{Rope, RopeArgs};
 use crate::kernels::tree_attention::{TreeAttention, TreeAttentionArgs};
 use crate::kernels::w12_matmul::WeightView;
@@ -221,6 +221,7 @@ impl Layer<'_> {
                 width: self.config.hidden_size,
                 weight: Some(weight),
                 eps: self.config.rms_norm_eps,
+                epilogue: NormEpilogue::Store,
                 y,
             },
         )?;

@@ -7,6 +7,7 @@ use crate::drafter::config::Eagle3Config;
 use crate::drafter::draft_head::OwnHead;
 use crate::error::Result;
 use crate::kernels::bf16_matmul::PackedBf16;
+use crate::kernels::gate::GateKind;
 use crate::options::WeightFormat;
 use crate::weights::checkpoint::Verification;
 use crate::weights::{Checkpoint, GatedMlp, Linear, WeightLoader};
@@ -69,6 +70,7 @@ impl Eagle3Weights {
                 gate_proj: linear("mlp.gate_proj", inter, hidden)?,
                 up_proj: linear("mlp.up_proj", inter, hidden)?,
                 down_proj: linear("mlp.down_proj", hidden, inter)?,
+                activation: GateKind::SiluMultiply,
             },
             final_norm: tensors.tensor_f32("norm.weight", &[hidden])?,
             head: OwnHead::load(

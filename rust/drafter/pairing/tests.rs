@@ -109,6 +109,6 @@ fn eagle_taps_early_middle_and_late_when_it_lists_none() {
     let (mut drafter, mut target) = pair("eagle3");
     let config = eagle3(&mut drafter);
     (config.target_layer_ids, config.num_target_layers) = (None, None);
-    target.layers = vec![target.layers[0]; 36];
+    target.layers = vec![target.layers[0].clone(); 36];
     assert_eq!(run(&drafter, &target).unwrap(), [1, 17, 32]);
 }

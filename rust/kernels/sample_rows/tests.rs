@@ -51,7 +51,7 @@ fn the_race_is_won_by_the_largest_sum_in_any_order() {
             (id, sum)
         });
         let (want, _) = sums.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
-        assert_eq!(draw(&logits, &[], &sampler), want);
+        assert_eq!(draw(&logits, LogitShape::PLAIN, &[], &sampler), want);
         let mut backwards = Race::new(&sampler, row_argmax(&logits, &[]));
         for (id, &scaled) in (0..5000_u32).zip(&scaled).rev() {
             backwards.enter(id, scaled);

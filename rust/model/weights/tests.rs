@@ -12,11 +12,13 @@ use crate::weights::raw_safetensors::{
     RawTensor, copy, demo_target, edit_json, edit_tensors, family, read_dir,
 };
 
-const CASES: [&str; 5] = [
+const CASES: [&str; 7] = [
     "qwen3_5_wrapper",
     "qwen3_5_text",
     "llama_rope_scaling",
     "llama_rope_parameters",
+    "gemma4_unified",
+    "muse_glimmer",
     "demo",
 ];
 const FILE: &str = "model.safetensors";
@@ -59,7 +61,8 @@ fn every_tensor_of_every_fixture_lands_where_it_belongs() {
     for case in CASES {
         let (config, weights) = load(&model_dir(case)).unwrap();
         let mut tensors = read_dir(&model_dir(case));
-        tensors.retain(|t| !t.name.starts_with("model.visual.") && !t.name.starts_with("mtp."));
+        let others = ["model.vis", "model.embed_", "mtp."];
+        tensors.retain(|t| !others.iter().any(|prefix| t.name.starts_with(prefix)));
         let num_parameters: usize = tensors
             .iter()
             .map(|t| t.shape.iter().product::<usize>())
@@ -67,8 +70,8 @@ fn every_tensor_of_every_fixture_lands_where_it_belongs() {
         assert_eq!(weights.num_parameters(), num_parameters, "{case}");
         assert!(weights.num_bytes() >= 2 * num_parameters, "{case}");
 
-        let effective = |suffix: &str| -> Vec<f32> {
-            let one = if config.norms_add_one { 1.0 } else { 0.0 };
+        let effective = |suffix: &str, adds_one: bool| -> Vec<f32> {
+            let one = if adds_one { 1.0 } else { 0.0 };
             raw(&tensors, suffix).iter().map(|w| one + w).collect()
         };
         let same = |got: &Buffer<f32>, expected: Vec<f32>, name: &str| {
@@ -82,17 +85,31 @@ fn every_tensor_of_every_fixture_lands_where_it_belongs() {
         if let Some(head) = &weights.lm_head {
             same_matrix(head, "lm_head.weight");
         }
-        same(&weights.final_norm, effective("l.norm.weight"), "norm");
+        let final_norm = effective("l.norm.weight", case.starts_with("qwen") || case == "demo");
+        same(&weights.final_norm, final_norm, "norm");
         for (i, layer) in weights.layers.iter().enumerate() {
             let name = |suffix: &str| format!("layers.{i}.{suffix}");
-            let norm = |got, suffix: &str| same(got, effective(&name(suffix)), suffix);
+            let norm = |got, suffix: &str| {
+                same(
+                    got,
+                    effective(&name(suffix), config.layer_norms_add_one),
+                    suffix,
+                )
+            };
             let plain = |got, suffix: &str| same(got, raw(&tensors, &name(suffix)), suffix);
             let matrix = |got, suffix: &str| same_matrix(got, &name(suffix));
             norm(&layer.input_norm, "input_layernorm.weight");
-            norm(
-                &layer.post_attention_norm,
-                "post_attention_layernorm.weight",
-            );
+            match &layer.post_norms {
+                None => norm(&layer.mlp_norm, "post_attention_layernorm.weight"),
+                Some(norms) => {
+                    norm(&norms.mixer, "post_attention_layernorm.weight");
+                    norm(&layer.mlp_norm, "pre_feedforward_layernorm.weight");
+                    norm(&norms.mlp, "post_feedforward_layernorm.weight");
+                    if let Some(scalar) = norms.layer_scalar {
+                        assert_eq!([scalar], *raw(&tensors, &name("layer_scalar")));
+                    }
+                }
+            }
             matrix(&layer.mlp.gate_proj, "mlp.gate_proj.weight");
             matrix(&layer.mlp.up_proj, "mlp.up_proj.weight");
             matrix(&layer.mlp.down_proj, "mlp.down_proj.weight");
@@ -100,9 +117,13 @@ fn every_tensor_of_every_fixture_lands_where_it_belongs() {
                 MixerWeights::Attention(w) => {
                     matrix(&w.q_proj, "self_attn.q_proj.weight");
                     matrix(&w.k_proj, "self_attn.k_proj.weight");
-                    matrix(&w.v_proj, "self_attn.v_proj.weight");
+                    if let Some(v_proj) = &w.v_proj {
+                        matrix(v_proj, "self_attn.v_proj.weight");
+                    }
+                    if let Some(gate_proj) = &w.output_gate_proj {
+                        matrix(gate_proj, "self_attn.gate_proj.weight");
+                    }
                     matrix(&w.o_proj, "self_attn.o_proj.weight");
-                    assert_eq!(w.q_norm.is_some(), config.attention.qk_norm);
                     if let (Some(q), Some(k)) = (&w.q_norm, &w.k_norm) {
                         norm(q, "self_attn.q_norm.weight");
                         norm(k, "self_attn.k_norm.weight");
@@ -126,7 +147,7 @@ fn every_tensor_of_every_fixture_lands_where_it_belongs() {
 
 #[test]
 fn embedding_rows_have_the_reference_norms() {
-    for case in &CASES[..4] {
+    for case in &CASES[..6] {
         let (_, weights) = load(&family(case)).unwrap();
         let golden: Value =
             serde_json::from_slice(&std::fs::read(family(case).join("golden.json")).unwrap())

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use super::{array, array_on, device_named, run};
 use crate::kernels::gate::{Gate, GateArgs, GateKind};
 
-/// `f(x) * y` with `kind` "silu" or "sigmoid"; the vectors of the flat `x` lie `x_stride` apart.
+/// `f(x) * y` with `kind` "silu", "sigmoid" or "gelu_tanh"; the vectors of the flat `x` lie `x_stride` apart.
 #[pyfunction]
 #[pyo3(signature = (kind, x, x_offset, x_stride, y, device="cpu"))]
 pub(super) fn gate<'py>(
@@ -22,9 +22,10 @@ pub(super) fn gate<'py>(
     let kind = match kind {
         "silu" => GateKind::SiluMultiply,
         "sigmoid" => GateKind::SigmoidMultiply,
+        "gelu_tanh" => GateKind::GeluTanhMultiply,
         got => {
             return Err(PyValueError::new_err(format!(
-                "gate: `kind` must be silu or sigmoid, got {got}"
+                "gate: `kind` must be silu, sigmoid or gelu_tanh, got {got}"
             )));
         }
     };

@@ -8,8 +8,9 @@ use pyo3::prelude::*;
 
 use super::{array_on, buffer_on, device_named, run};
 use crate::error::Error;
-use crate::kernels::gate::GateKind;
-use crate::kernels::round_rows::{GatedBy, Norm, RoundRows, RoundRowsArgs, RowSource, Vectors};
+use crate::kernels::round_rows::{
+    GatedBy, Norm, RoundRows, RoundRowsArgs, RowGate, RowSource, Vectors,
+};
 
 /// Where vectors lie: `offset`, `per_row`, `stride`, `row_stride`.
 type Places = (usize, usize, usize, usize);
@@ -34,8 +35,8 @@ pub(super) fn round_rows<'py>(
     device: &str,
 ) -> PyResult<Bound<'py, PyArray2<u16>>> {
     let kind = match kind {
-        "silu" => GateKind::SiluMultiply,
-        "sigmoid" => GateKind::SigmoidMultiply,
+        "silu" => RowGate::Silu,
+        "sigmoid" => RowGate::Sigmoid,
         got => {
             return Err(PyValueError::new_err(format!(
                 "round_rows: `kind` must be silu or sigmoid, got {got}"
