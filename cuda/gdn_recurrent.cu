@@ -9,8 +9,9 @@
 constexpr u32 LOG_POSITIONS = 128;
 constexpr u32 STATE_RING = 3;
 constexpr u32 INPUT_WARPS = 8;
-constexpr u32 WARP_CHANNELS = 128;      // channels of values that one warp makes
-constexpr u32 MAX_LANE_COLUMNS = 8;     // of a key: 256 columns
+constexpr u32 WARP_CHANNELS = 128;      // of values or of a key, that one warp makes
+constexpr u32 LANE_CHANNELS = WARP_CHANNELS / WARP_LANES;
+constexpr u32 MAX_TAPS = 4;
 constexpr float KEY_NORM_EPS = 1e-6f;
 constexpr u32 CHAIN_WARPS = 2;
 constexpr u32 WARP_COLUMNS = 8;         // of a state
@@ -52,22 +53,43 @@ struct GdnRecurrentParams {
     u32 row_len;                // of `projected`
 };
 
-// One channel of a row after the convolution and its activation; taps from the oldest to the current token.
-__device__ __forceinline__ float convolve(const GdnRecurrentParams& p, const SegmentFacts& segment, u32 row, u32 channel) {
-    const u32 position = p.paths.positions[row];
-    float sum = 0.0f;
-    for (u32 tap = 0; tap < p.num_taps; tap++) {
-        const u32 back = p.num_taps - 1 - tap;
-        if (back > position) continue;
-        const u32 at = position - back;
-        const float input = at < segment.committed_len
-                                ? p.conv_inputs[(static_cast<u64>(segment.slot) * p.num_taps + at % p.num_taps) * p.sizes.num_channels() + channel]
-                                : p.projected[static_cast<u64>(row - back) * p.row_len + channel];
-        sum = fmaf(p.conv_weights[channel * p.num_taps + tap], input, sum);
+// What a lane has of a warp's vector: every 32nd channel from `first` on, after the convolution and its activation. All
+// loads come before the first store, so that they are under way together.
+struct ConvolvedChannels {
+    float values[LANE_CHANNELS];
+
+    __device__ __forceinline__ ConvolvedChannels(const GdnRecurrentParams& p, u32 row, u32 first, u32 end) {
+        const u32 lane = threadIdx.x % WARP_LANES, num_channels = p.sizes.num_channels();
+        const SegmentFacts segment = p.paths.segments[p.paths.rows[row].segment];
+        const u32 position = p.paths.positions[row];
+        float inputs[LANE_CHANNELS][MAX_TAPS], weights[LANE_CHANNELS][MAX_TAPS];
+#pragma unroll
+        for (u32 back = 0; back < MAX_TAPS; back++) {
+            // Tokens before the first are left out.
+            const bool is_there = back < p.num_taps && back <= position;
+            const u32 at = position - back;
+            const float* from = at < segment.committed_len
+                                    ? p.conv_inputs + (static_cast<u64>(segment.slot) * p.num_taps + at % p.num_taps) * num_channels
+                                    : p.projected + static_cast<u64>(row - back) * p.row_len;
+#pragma unroll
+            for (u32 i = 0; i < LANE_CHANNELS; i++) {
+                const u32 channel = first + i * WARP_LANES + lane;
+                const bool is_inside = is_there && channel < end;
+                inputs[i][back] = is_inside ? from[channel] : 0.0f;
+                weights[i][back] = is_inside ? p.conv_weights[channel * p.num_taps + p.num_taps - 1 - back] : 0.0f;
+            }
+        }
+#pragma unroll
+        for (u32 i = 0; i < LANE_CHANNELS; i++) {
+            const u32 channel = first + i * WARP_LANES + lane;
+            float sum = 0.0f;
+#pragma unroll
+            for (u32 back = MAX_TAPS; back > 0; back--) sum = fmaf(weights[i][back - 1], inputs[i][back - 1], sum);
+            values[i] = sum / (1.0f + expf(-sum));
+            if (channel < end) p.tail_qkv[static_cast<u64>(row) * num_channels + channel] = inputs[i][0];
+        }
     }
-    p.tail_qkv[static_cast<u64>(row) * p.sizes.num_channels() + channel] = p.projected[static_cast<u64>(row) * p.row_len + channel];
-    return sum / (1.0f + expf(-sum));
-}
+};
 
 // A warp per vector: all queries, all keys, then values by WARP_CHANNELS; gates by the first block of a row.
 extern "C" __global__ void __launch_bounds__(INPUT_WARPS* WARP_LANES, 1) gdn_recurrent_inputs(const __grid_constant__ GdnRecurrentParams p) {
@@ -78,7 +100,6 @@ extern "C" __global__ void __launch_bounds__(INPUT_WARPS* WARP_LANES, 1) gdn_rec
     const u32 row_blocks = (num_vectors + INPUT_WARPS - 1) / INPUT_WARPS;
     const u32 row = blockIdx.x / row_blocks, block = blockIdx.x % row_blocks;
     const u32 vector = block * INPUT_WARPS + threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
-    const SegmentFacts& segment = p.paths.segments[p.paths.rows[row].segment];
     if (block == 0) {
         const float* gates = p.projected + static_cast<u64>(row) * p.row_len + s.num_channels() + s.values_len();
         for (u32 head = threadIdx.x; head < s.num_value_heads; head += INPUT_WARPS * WARP_LANES) {
@@ -90,28 +111,27 @@ extern "C" __global__ void __launch_bounds__(INPUT_WARPS* WARP_LANES, 1) gdn_rec
     }
     if (vector >= num_vectors) return;
     if (vector >= 2 * s.num_key_heads) {
-        const u32 first = (vector - 2 * s.num_key_heads) * WARP_CHANNELS;
-        const u32 end = min(first + WARP_CHANNELS, s.values_len());
-        for (u32 i = first + lane; i < end; i += WARP_LANES) {
-            p.v[static_cast<u64>(row) * s.values_len() + i] = convolve(p, segment, row, 2 * s.keys_len() + i);
+        const u32 first = (vector - 2 * s.num_key_heads) * WARP_CHANNELS, keys = 2 * s.keys_len();
+        const ConvolvedChannels channels(p, row, keys + first, keys + min(first + WARP_CHANNELS, s.values_len()));
+#pragma unroll
+        for (u32 i = 0; i < LANE_CHANNELS; i++) {
+            const u32 column = first + i * WARP_LANES + lane;
+            if (column < s.values_len()) p.v[static_cast<u64>(row) * s.values_len() + column] = channels.values[i];
         }
         return;
     }
-    float values[MAX_LANE_COLUMNS], squares = 0.0f;
+    const ConvolvedChannels channels(p, row, vector * s.key_dim, (vector + 1) * s.key_dim);
+    float squares = 0.0f;
 #pragma unroll
-    for (u32 i = 0; i < MAX_LANE_COLUMNS; i++) {
-        const u32 column = i * WARP_LANES + lane;
-        values[i] = column < s.key_dim ? convolve(p, segment, row, vector * s.key_dim + column) : 0.0f;
-        squares = fmaf(values[i], values[i], squares);
-    }
+    for (u32 i = 0; i < LANE_CHANNELS; i++) squares = fmaf(channels.values[i], channels.values[i], squares);
     const bool is_query = vector < s.num_key_heads;
     const float norm = sqrtf(warp_sum(squares) + KEY_NORM_EPS);
     const float factor = (is_query ? 1.0f / sqrtf(static_cast<float>(s.key_dim)) : 1.0f) / norm;
     float* to = (is_query ? p.q : p.tail_k) + (static_cast<u64>(row) * s.num_key_heads + vector % s.num_key_heads) * s.key_dim;
 #pragma unroll
-    for (u32 i = 0; i < MAX_LANE_COLUMNS; i++) {
+    for (u32 i = 0; i < LANE_CHANNELS; i++) {
         const u32 column = i * WARP_LANES + lane;
-        if (column < s.key_dim) to[column] = values[i] * factor;
+        if (column < s.key_dim) to[column] = channels.values[i] * factor;
     }
 }
 

@@ -108,8 +108,8 @@ __device__ __forceinline__ void mark_masked(const ScreenParams& p, u32 row) {
 // A block takes a row: BF16 values, two terms of each, and the row's bounds.
 template <u32 ROWS>
 __device__ __forceinline__ void code_rows(const ScreenParams& p) {
-    wait_for_predecessors();
     launch_dependents();
+    wait_for_predecessors();
     const u32 row = blockIdx.x, padded = (p.in_features + 63) / 64 * 64;
     const float* x = p.x + static_cast<u64>(row) * p.in_features;
     u64 largest_bits = 0;
@@ -159,8 +159,8 @@ constexpr u32 PART_GROUPS = 2048;
 
 extern "C" __global__ void __launch_bounds__(256) select_survivors(const __grid_constant__ ScreenParams p) {
     __shared__ u32 groups[PART_GROUPS], num_found;
-    wait_for_predecessors();
     launch_dependents();
+    wait_for_predecessors();
     const u32 num_groups = p.num_channels() / 16, num_parts = (num_groups + PART_GROUPS - 1) / PART_GROUPS;
     const u32 row = blockIdx.x / num_parts, first = blockIdx.x % num_parts * PART_GROUPS;
     if (p.counts[row] == NOT_SCREENED) return;
@@ -235,8 +235,8 @@ __device__ __forceinline__ void multiply_survivors(const ScreenParams& p, u32 ro
 // ascending order to an octet's sum, octets in ascending order to the logit.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) rescore_survivors(const __grid_constant__ ScreenParams p) {
     __shared__ float slice_sums[SLICES][TILE_CHANNELS];
-    wait_for_predecessors();
     launch_dependents();
+    wait_for_predecessors();
     const u32 warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     for (u32 index = blockIdx.x;; index += gridDim.x) {
         const SurvivorGroup group(p, index);

@@ -28,7 +28,7 @@ struct RoundRowsParams {
     u32 num_vectors;
     u32 width;
     float eps;
-    u32 gate_kind;  // 0: none, 1: silu, 2: sigmoid
+    u32 gate_kind;  // 0: none, 1: silu, 2: sigmoid, 3: gelu with its tanh
     u32 has_quads;  // everything starts on 16 bytes and is as long as whole quads
 };
 
@@ -44,7 +44,8 @@ __device__ __forceinline__ float4 load_quad(const RoundRowsParams& p, const floa
 
 __device__ __forceinline__ float gated(u32 kind, float gate, float x) {
     // Where the exponential overflows the quotient is the limit, 0.
-    return (kind == 1 ? gate : 1.0f) / (1.0f + expf(-gate)) * x;
+    const float exponent = kind == 3 ? 1.5957692f * (gate * fmaf(0.044715f, gate * gate, 1.0f)) : gate;
+    return (kind == 2 ? 1.0f : gate) / (1.0f + expf(-exponent)) * x;
 }
 
 // Gates and rounds four columns of a vector.

@@ -94,6 +94,14 @@ impl Limits {
         })
     }
 
+    /// Which state recurrent layers read.
+    pub fn recurrence(&self) -> Recurrence {
+        match self.kernels {
+            KernelSet::Lossless => Recurrence::Anchored,
+            KernelSet::Stock => Recurrence::Token,
+        }
+    }
+
     /// Resolves `options` on the device that they name.
     ///
     /// # Errors
@@ -105,14 +113,6 @@ impl Limits {
     ) -> Result<Self> {
         let backend = Backend::of(DeviceChoice::named(&options.device)?);
         Self::resolve(options, config, drafter, backend)
-    }
-
-    /// Which state recurrent layers read.
-    pub fn recurrence(&self) -> Recurrence {
-        match self.kernels {
-            KernelSet::Lossless => Recurrence::Anchored,
-            KernelSet::Stock => Recurrence::Token,
-        }
     }
 
     /// What a drafter must hold beside `num_kv_pages` of the target's.

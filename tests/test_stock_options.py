@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from specpilot_rs import LLM, OptionError
 
+FAMILIES = Path(__file__).parent / "fixtures" / "families"
+
 
 def test_the_cpu_has_none() -> None:
     with pytest.raises(OptionError, match=r'`device` should be a GPU with kernels "stock", got "cpu"'):
         LLM.demo(None, device="cpu", kernels="stock")
+
+
+@pytest.mark.parametrize("family", ["gemma4_unified", "muse_glimmer"])
+def test_families_with_more_than_stock_kernels_know_are_refused(family: str) -> None:
+    """Before the device: no GPU is looked for."""
+    with pytest.raises(OptionError, match=r'`kernels` should be "lossless" for \w+, got "stock"'):
+        LLM(str(FAMILIES / family), device="cuda:0", kernels="stock", skip_tokenizer_init=True)
 
 
 def test_an_unknown_set_is_named() -> None:

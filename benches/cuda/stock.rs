@@ -9,13 +9,14 @@ use specpilot_rs::device::cuda::CudaDevice;
 use specpilot_rs::device::{Buffer, Device};
 use specpilot_rs::kernels::Kernel;
 use specpilot_rs::kernels::bf16_matmul::Epilogue;
+use specpilot_rs::kernels::gate::GateKind;
 use specpilot_rs::kernels::gdn_recurrent::{
     AdvanceArgs, ChainArgs, GdnRecurrent, GdnRecurrentArgs, GdnRecurrentWeights, projected_len,
 };
 use specpilot_rs::kernels::gdn_wy::{GdnLayerCache, GdnShape, GdnTail};
 use specpilot_rs::kernels::paths::RowPaths;
 use specpilot_rs::kernels::round_rows::{
-    GatedBy, Norm, RoundRows, RoundRowsArgs, RowGate, RowSource, Vectors,
+    GatedBy, Norm, RoundRows, RoundRowsArgs, RowSource, Vectors,
 };
 use specpilot_rs::kernels::stock_matmul::{self, StockMatrix};
 
@@ -124,7 +125,7 @@ fn rounding_us(device: &Device, cuda: &CudaDevice, rows: usize) -> f64 {
         eps: 1e-6,
     };
     let gated = |gates| GatedBy {
-        kind: RowGate::Silu,
+        kind: GateKind::SiluMultiply,
         gates,
     };
     let (heads, width, longer) = (

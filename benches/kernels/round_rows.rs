@@ -4,8 +4,9 @@ use criterion::{BenchmarkId, Criterion, Throughput};
 use half::bf16;
 use specpilot_rs::device::{Buffer, Device};
 use specpilot_rs::kernels::Kernel;
+use specpilot_rs::kernels::gate::GateKind;
 use specpilot_rs::kernels::round_rows::{
-    GatedBy, Norm, RoundRows, RoundRowsArgs, RowGate, RowSource, Vectors,
+    GatedBy, Norm, RoundRows, RoundRowsArgs, RowSource, Vectors,
 };
 
 /// Name, vectors, width, whether normed, whether gated.
@@ -29,7 +30,7 @@ pub fn bench(c: &mut Criterion) {
             eps: 1e-6,
         };
         let gate = GatedBy {
-            kind: RowGate::Silu,
+            kind: GateKind::SiluMultiply,
             gates: Vectors::rows(&x, width),
         };
         let source = match (is_normed, is_gated) {

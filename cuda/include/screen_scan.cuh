@@ -20,8 +20,8 @@ __device__ __forceinline__ void screen_scan(const ScreenParams& p) {
     constexpr u32 ROW_GROUPS = ROWS / 8, COLUMN_GROUPS = 2 * ROW_GROUPS;
     __shared__ int halves[SCAN_WARPS / 2][COLUMN_GROUPS][4][WARP_LANES];
     __shared__ float4 row_bounds[ROWS];
-    wait_for_predecessors();
     launch_dependents();
+    wait_for_predecessors();
     const u32 warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     const u32 quarter = warp % 4, half = warp / 4;
     if (threadIdx.x < p.num_rows) row_bounds[threadIdx.x] = p.row_bounds[threadIdx.x];

@@ -1,4 +1,4 @@
-"""CUDA's compiler and cuBLASLt from the wheels of `pip install specpilot-rs[cuda]`, loaded before the core looks.
+"""CUDA's compiler and cuBLASLt from the wheels of `specpilot-rs[cuda]`, loaded before the core looks.
 
 The core opens libraries by name. One that is loaded already is found by its name, so a wheel's library is
 loaded here by its path, its helpers first. What is loaded already (by torch, say) stays; without wheels the

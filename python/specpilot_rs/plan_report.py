@@ -30,6 +30,7 @@ _PARTS = {
     "pass_tail": "uncommitted rows",
     "logits": "logits",
     "drafter_workspace": "drafter's workspace",
+    "gpu_runtime": "kernels and their scratch",
 }
 """Labels of the parts, in the order of the table."""
 

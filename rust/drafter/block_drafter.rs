@@ -137,7 +137,11 @@ impl Drafter for BlockDrafter {
         // The host would only do now what it may not have to do at all.
         match device {
             Device::Host(_) => Ok(()),
-            Device::Cuda(_) => self.draft(device, target, anchors, wanted),
+            Device::Cuda(_) => {
+                self.draft(device, target, anchors, wanted)?;
+                self.started = Some((anchors.to_vec(), wanted));
+                Ok(())
+            }
         }
     }
 
@@ -158,7 +162,6 @@ impl Drafter for BlockDrafter {
         };
         if !self.started.take().as_ref().is_some_and(is_started) {
             self.draft(device, target, anchors, wanted)?;
-            self.started = None;
         }
         let rows = DraftedRows {
             anchors,
@@ -167,15 +170,13 @@ impl Drafter for BlockDrafter {
         };
         let own_head = self.weights.head.as_ref();
         let width = self.width(wanted);
-        if !self.walks(wanted) {
-            let selector = self.weights.selector.as_ref();
-            let selector = selector.filter(|_| wanted.scores != DraftScores::Marginal);
+        let is_marginal = wanted.scores == DraftScores::Marginal;
+        let walk = self.weights.markov.as_ref().zip(self.walk.as_mut());
+        let Some((markov, walk)) = walk.filter(|_| !is_marginal) else {
+            let selector = self.weights.selector.as_ref().filter(|_| !is_marginal);
             return self
                 .head
                 .propose(own_head, selector, rows, width, proposals);
-        }
-        let (Some(markov), Some(walk)) = (&self.weights.markov, &mut self.walk) else {
-            unreachable!("a walk walks where there is one")
         };
         let weights = WalkWeights {
             markov,
@@ -263,8 +264,6 @@ impl BlockDrafter {
             };
             head.project(device, target, own_head, rows)?;
             selected_width.map_or(Ok(()), |width| head.select(device, selector, rows, width))
-        })?;
-        self.started = Some((anchors.to_vec(), wanted));
-        Ok(())
+        })
     }
 }

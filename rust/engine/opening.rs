@@ -27,7 +27,7 @@ use crate::step::stage_times::StageClock;
 use crate::weights::{Checkpoint, PlantedWeights, WeightSource};
 
 /// Tells of a GPU that is full what was to be held.
-fn with_plan(error: Error, planned: &str) -> Error {
+pub(super) fn with_plan(error: Error, planned: &str) -> Error {
     match error {
         Error::Device(source @ DeviceError::OutOfMemory { .. })
         | Error::Kernel(KernelError::Device {

@@ -2,8 +2,10 @@
 
 use std::ops::ControlFlow;
 
+use super::opening::with_plan;
 use super::*;
 use crate::convert::convert_model;
+use crate::error::{DeviceError, Error, KernelError};
 use crate::options::{EngineOptions, PromptLookup};
 use crate::plan::footprint::Footprint;
 use crate::weights::raw_safetensors::{demo_target, family};
@@ -202,4 +204,28 @@ fn the_drafters_context_serves_what_the_pool_admits() {
         assert_eq!(engine.take_output(id).unwrap().request.output().len(), 30);
     }
     assert_eq!(engine.num_free_kv_pages(), engine.plan().num_kv_pages);
+}
+
+#[test]
+fn a_full_gpu_is_told_what_was_to_be_held() {
+    let full = || DeviceError::OutOfMemory {
+        num_bytes: 3 << 30,
+        free_bytes: 1 << 30,
+        total_bytes: 80 << 30,
+    };
+    let in_a_kernel = KernelError::Device {
+        kernel: "gdn_wy",
+        source: full(),
+    };
+    for error in [Error::Device(full()), Error::Kernel(in_a_kernel)] {
+        let told = with_plan(error, "logits 2.00 GB, KV pool 9.00 GB").to_string();
+        assert!(
+            told.contains("out of GPU memory: 3.22 GB asked for")
+                && told.contains("planned to fit (logits 2.00 GB, KV pool 9.00 GB)"),
+            "{told}"
+        );
+    }
+    let other = DeviceError::NoCompiler;
+    let told = with_plan(Error::Device(other), "KV pool 9.00 GB").to_string();
+    assert!(!told.contains("KV pool"), "{told}");
 }

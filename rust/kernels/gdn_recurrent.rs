@@ -251,6 +251,7 @@ const INPUT_WARPS: usize = 8;
 const WARP_CHANNELS: usize = 128;
 /// Longest key that a thread's registers hold their part of.
 const MAX_KEY_DIM: usize = 128;
+const MAX_TAPS: usize = 4;
 /// Layers of one launch.
 const MAX_LAYERS: usize = 64;
 
@@ -268,10 +269,12 @@ impl GdnSizes {
     /// The sizes that a launch takes.
     ///
     /// # Errors
-    /// [`KernelError::Size`] for keys that the device code does not serve.
+    /// [`KernelError::Size`] for keys or taps that the device code does not serve.
     fn of(shape: &GdnShape) -> Result<Self, KernelError> {
         let served = shape.key_dim.next_multiple_of(4).min(MAX_KEY_DIM);
         check_size(GdnRecurrent::NAME, "key_dim", shape.key_dim, served)?;
+        let taps = shape.conv_kernel;
+        check_size(GdnRecurrent::NAME, "conv_kernel", taps, taps.min(MAX_TAPS))?;
         Ok(Self {
             num_key_heads: shape.num_key_heads as u32,
             num_value_heads: shape.num_value_heads as u32,

@@ -6,6 +6,7 @@
 
 use half::bf16;
 
+use super::gate::GateKind;
 use super::launcher::Launcher;
 use super::vectors::for_each_row;
 use super::{Kernel, check_len, check_size};
@@ -104,20 +105,11 @@ pub struct Norm<'a> {
     pub eps: f32,
 }
 
-/// What is applied to a gate; stock layers have no other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RowGate {
-    /// `x * sigmoid(x)`.
-    Silu,
-    /// The sigmoid.
-    Sigmoid,
-}
-
 /// A gate over the vectors.
 #[derive(Clone, Copy)]
 pub struct GatedBy<'a> {
     /// The function applied to the gate.
-    pub kind: RowGate,
+    pub kind: GateKind,
     /// Gates, one for each vector.
     pub gates: Vectors<'a>,
 }
@@ -262,8 +254,9 @@ impl Launched<'_> {
             eps: norm.map_or(0.0, |norm| norm.eps),
             gate_kind: match gate.map(|gate| gate.kind) {
                 None => 0,
-                Some(RowGate::Silu) => 1,
-                Some(RowGate::Sigmoid) => 2,
+                Some(GateKind::SiluMultiply) => 1,
+                Some(GateKind::SigmoidMultiply) => 2,
+                Some(GateKind::GeluTanhMultiply) => 3,
             },
             has_quads: u32::from(has_quads),
         };
@@ -289,11 +282,12 @@ impl Launched<'_> {
     }
 }
 
-fn gate_of(kind: RowGate, x: f32) -> f32 {
-    let sigmoid = 1.0 / (1.0 + (-x).exp());
+fn gate_of(kind: GateKind, x: f32) -> f32 {
+    let sigmoid = |x: f32| 1.0 / (1.0 + (-x).exp());
     match kind {
-        RowGate::Silu => x * sigmoid,
-        RowGate::Sigmoid => sigmoid,
+        GateKind::SiluMultiply => x * sigmoid(x),
+        GateKind::SigmoidMultiply => sigmoid(x),
+        GateKind::GeluTanhMultiply => x * sigmoid(1.595_769_2 * (x + 0.044_715 * x * x * x)),
     }
 }
 

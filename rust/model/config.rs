@@ -10,6 +10,7 @@ use super::families;
 use super::tensor_role::WeightNames;
 use crate::error::ConfigError;
 use crate::kernels::draft_select::LogitShape;
+use crate::kernels::gate::GateKind;
 
 /// A decoder's config.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,6 +80,16 @@ pub enum MlpActivation {
     Silu,
     /// The Gaussian error linear unit with its tanh.
     GeluTanh,
+}
+
+impl MlpActivation {
+    /// The kernel's function.
+    pub fn gate_kind(self) -> GateKind {
+        match self {
+            Self::Silu => GateKind::SiluMultiply,
+            Self::GeluTanh => GateKind::GeluTanhMultiply,
+        }
+    }
 }
 
 /// Softmax attention of one layer.

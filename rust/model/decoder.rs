@@ -216,11 +216,10 @@ impl Decoder {
             match (&self.weights.stock, &mut self.stock) {
                 (Some(weights), Some(stock)) => StockPass {
                     context: &context,
-                    inverse_frequencies: frequencies,
                     workspace: &mut self.workspace,
                     stock,
                 }
-                .forward(layer, &weights.layers[layer], tail)?,
+                .forward(layer, &weights.layers[layer], frequencies, tail)?,
                 _ => {
                     let weights = &self.weights.layers[layer];
                     context.forward(layer, weights, frequencies, &mut self.workspace, tail)?;

@@ -6,10 +6,7 @@
 
 use half::bf16;
 
-use super::config::{
-    AttentionConfig, GdnConfig, LayerConfig, MlpActivation, ModelConfig, OutputGate, QkNorm,
-    ValueSource,
-};
+use super::config::{AttentionConfig, GdnConfig, LayerConfig, ModelConfig, QkNorm};
 use super::decoder::LayerContext;
 use super::tail::{AttentionTail, GatedDeltaTail, LayerTail};
 use super::workspace::Workspace;
@@ -17,15 +14,14 @@ use crate::device::{Buffer, Device};
 use crate::error::{DeviceError, KernelError};
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::Epilogue;
+use crate::kernels::gate::GateKind;
 use crate::kernels::gdn_recurrent::{
     ChainArgs, GdnRecurrent, GdnRecurrentArgs, GdnRecurrentWeights, projected_len,
 };
 use crate::kernels::gdn_wy::GdnShape;
 use crate::kernels::rms_norm::{NormEpilogue, RmsNorm, RmsNormArgs};
 use crate::kernels::rope::{Rope, RopeArgs};
-use crate::kernels::round_rows::{
-    GatedBy, Norm, RoundRows, RoundRowsArgs, RowGate, RowSource, Vectors,
-};
+use crate::kernels::round_rows::{GatedBy, Norm, RoundRows, RoundRowsArgs, RowSource, Vectors};
 use crate::kernels::stock_matmul::{self, StockMatrix};
 use crate::kernels::tree_attention::{TreeAttention, TreeAttentionArgs};
 
@@ -148,18 +144,6 @@ pub(super) struct StockWorkspace {
     merged: Buffer<f32>,
 }
 
-/// Whether layers of `config` are made of nothing but what stock kernels compute.
-pub(crate) fn serves(config: &ModelConfig) -> bool {
-    let serves_attention = |attention: &AttentionConfig| {
-        attention.values == ValueSource::Projection
-            && attention.output_gate != OutputGate::OwnProjection
-            && attention.qk_norm != QkNorm::Weightless
-    };
-    config.post_norms.is_none()
-        && config.mlp_activation == MlpActivation::Silu
-        && config.attention_layers().all(serves_attention)
-}
-
 impl StockWorkspace {
     /// Room for `max_rows` rows.
     ///
@@ -198,14 +182,13 @@ impl StockWorkspace {
 /// One layer over the rows of a pass.
 pub(super) struct StockPass<'a> {
     pub(super) context: &'a LayerContext<'a>,
-    /// Where attention rotates.
-    pub(super) inverse_frequencies: Option<&'a Buffer<f32>>,
     pub(super) workspace: &'a mut Workspace,
     pub(super) stock: &'a mut StockWorkspace,
 }
 
 impl StockPass<'_> {
-    /// Adds the sublayers of layer number `index` to `workspace.residual`.
+    /// Adds the sublayers of layer number `index` to `workspace.residual`, its attention turned by
+    /// `inverse_frequencies`.
     ///
     /// # Errors
     /// [`KernelError`] when a kernel refuses its arguments.
@@ -213,14 +196,19 @@ impl StockPass<'_> {
         &mut self,
         index: usize,
         layer: &StockLayer,
+        inverse_frequencies: Option<&Buffer<f32>>,
         tail: &mut LayerTail,
     ) -> Result<(), KernelError> {
         self.round_normed(&layer.input_norm)?;
-        match (&layer.mixer, tail) {
-            (StockMixer::Attention(weights), LayerTail::Attention(tail)) => {
-                self.attend(index, weights, tail)?;
+        match (&self.context.config.layers[index], &layer.mixer, tail) {
+            (
+                LayerConfig::Attention(config),
+                StockMixer::Attention(weights),
+                LayerTail::Attention(tail),
+            ) => {
+                self.attend(index, config, weights, inverse_frequencies, tail)?;
             }
-            (StockMixer::GatedDelta(weights), LayerTail::GatedDelta(tail)) => {
+            (_, StockMixer::GatedDelta(weights), LayerTail::GatedDelta(tail)) => {
                 self.recur(index, weights, tail)?;
             }
             _ => unreachable!("tails are built from the config that the weights were loaded by"),
@@ -233,7 +221,7 @@ impl StockPass<'_> {
             self.context.device,
             RoundRowsArgs {
                 source: RowSource::Gated(GatedBy {
-                    kind: RowGate::Silu,
+                    kind: self.context.config.mlp_activation.gate_kind(),
                     gates,
                 }),
                 x: Vectors::columns(merged, width, 2 * width),
@@ -318,7 +306,7 @@ impl StockPass<'_> {
             eps: context.config.rms_norm_eps,
         };
         let gate = GatedBy {
-            kind: RowGate::Silu,
+            kind: GateKind::SiluMultiply,
             gates: heads_of(
                 &self.stock.merged,
                 shape.conv_channels(),
@@ -341,16 +329,16 @@ impl StockPass<'_> {
     fn attend(
         &mut self,
         index: usize,
+        attention: &AttentionConfig,
         weights: &StockAttention,
+        inverse_frequencies: Option<&Buffer<f32>>,
         tail: &mut AttentionTail,
     ) -> Result<(), KernelError> {
         let context = self.context;
-        let (device, n) = (context.device, context.num_rows);
-        let LayerConfig::Attention(attention) = &context.config.layers[index] else {
-            unreachable!("weights were loaded by the config");
-        };
+        let (device, config, n) = (context.device, context.config, context.num_rows);
         let head_dim = attention.head_dim;
-        let q_stride = head_dim * attention.q_proj_parts();
+        let q_parts = attention.q_proj_parts();
+        let q_stride = head_dim * q_parts;
         let Workspace {
             q_projected,
             k_projected,
@@ -389,7 +377,7 @@ impl StockPass<'_> {
                     num_vectors: n * heads,
                     width: head_dim,
                     weight: weight.as_ref(),
-                    eps: context.config.rms_norm_eps,
+                    eps: config.rms_norm_eps,
                     epilogue: NormEpilogue::Store,
                     y,
                 };
@@ -399,8 +387,7 @@ impl StockPass<'_> {
             multiply(&weights.q_proj, q)?;
             multiply(&weights.k_proj, &mut tail.k)?;
         }
-        if let (Some(rope), Some(inverse_frequencies)) = (&attention.rope, self.inverse_frequencies)
-        {
+        if let (Some(rope), Some(inverse_frequencies)) = (&attention.rope, inverse_frequencies) {
             for (x, num_heads) in [
                 (&mut *q, attention.num_heads),
                 (&mut tail.k, attention.num_kv_heads),
@@ -434,12 +421,12 @@ impl StockPass<'_> {
                 out: mixed,
             },
         )?;
-        let source = match attention.output_gate {
-            OutputGate::InQueryProjection => RowSource::Gated(GatedBy {
-                kind: RowGate::Sigmoid,
+        let source = match q_parts > 1 {
+            true => RowSource::Gated(GatedBy {
+                kind: GateKind::SigmoidMultiply,
                 gates: Vectors::columns(q_projected, head_dim, q_stride),
             }),
-            OutputGate::None | OutputGate::OwnProjection => RowSource::Plain,
+            false => RowSource::Plain,
         };
         RoundRows::run(
             device,

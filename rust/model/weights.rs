@@ -8,8 +8,7 @@
 use rayon::prelude::*;
 
 use super::config::{
-    AttentionConfig, LayerConfig, MlpActivation, ModelConfig, OutputGate, PostNorms, QkNorm,
-    ValueSource,
+    AttentionConfig, LayerConfig, ModelConfig, OutputGate, PostNorms, QkNorm, ValueSource,
 };
 use super::stock::{StockAttention, StockGatedDelta, StockLayer, StockMixer, StockWeights};
 use super::tensor_role::TensorRole as Role;
@@ -17,7 +16,6 @@ use crate::device::{Buffer, Device};
 use crate::error::{CheckpointError, KernelError, Result};
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16, Product};
-use crate::kernels::gate::GateKind;
 use crate::kernels::stock_matmul::{self, StockMatrix};
 use crate::options::WeightFormat;
 use crate::weights::{GatedMlp, Linear, WeightLoader, WeightSource};
@@ -280,15 +278,15 @@ impl DecoderWeights {
             - copied
     }
 
-    fn stock_matrices(&self) -> impl Iterator<Item = &StockMatrix> {
-        self.stock.iter().flat_map(StockWeights::matrices)
-    }
-
     fn num_scalars(&self) -> usize {
         let post_norms = self.layers.iter().filter_map(|l| l.post_norms.as_ref());
         post_norms
             .filter(|norms| norms.layer_scalar.is_some())
             .count()
+    }
+
+    fn stock_matrices(&self) -> impl Iterator<Item = &StockMatrix> {
+        self.stock.iter().flat_map(StockWeights::matrices)
     }
 
     fn matrices(&self) -> impl Iterator<Item = &Linear> {
@@ -381,10 +379,7 @@ impl Loader<'_> {
                 gate_proj: self.linear(Role::GateProj, i)?,
                 up_proj: self.linear(Role::UpProj, i)?,
                 down_proj: self.linear(Role::DownProj, i)?,
-                activation: match self.config.mlp_activation {
-                    MlpActivation::Silu => GateKind::SiluMultiply,
-                    MlpActivation::GeluTanh => GateKind::GeluTanhMultiply,
-                },
+                activation: self.config.mlp_activation.gate_kind(),
             },
         })
     }
@@ -447,8 +442,8 @@ impl Loader<'_> {
             input_norm: self.norm(Role::InputNorm, i)?,
             post_attention_norm: self.norm(Role::MlpNorm, i)?,
             mixer: match &self.config.layers[i] {
-                LayerConfig::Attention(config) => {
-                    StockMixer::Attention(self.stock_attention(config, i)?)
+                LayerConfig::Attention(attention) => {
+                    StockMixer::Attention(self.stock_attention(attention, i)?)
                 }
                 LayerConfig::GatedDelta => StockMixer::GatedDelta(self.stock_gated_delta(i)?),
             },
@@ -497,7 +492,7 @@ impl Loader<'_> {
         Ok(StockMatrix::from_rows(rows, in_features))
     }
 
-    /// The weight of the norm of query or key heads, if there is one.
+    /// The norm of query or key heads, if the model has it.
     fn head_norm(
         &self,
         config: &AttentionConfig,

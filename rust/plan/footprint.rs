@@ -2,8 +2,8 @@
 //!
 //! Nothing here knows how a buffer is laid out. Each size is asked of the type that allocates it, so an engine and its
 //! plan agree to the byte (`engine/tests.rs` holds them against each other). Not counted is what is small or passing:
-//! rotary tables, page lists, token ids, a kernel's scratch, records that a caller asks for, and one matrix at a time
-//! on each thread while weights are read.
+//! rotary tables, page lists, token ids, records that a caller asks for, and one matrix at a time on each thread while
+//! weights are read. On a GPU a reserve stands for what nobody can say beforehand: scratch, code, captured launches.
 
 use super::Limits;
 use super::weight_bytes::{WeightBytes, stored_bytes};
@@ -23,6 +23,10 @@ use crate::weights::Checkpoint;
 
 /// Type of activations, keys and values, on every device.
 pub const ACTIVATION_DTYPE: &str = "float32";
+
+/// Bytes kept free on a GPU for kernels: their scratch (attention's is the largest and has a limit of 128 MiB), their
+/// code, lists of the host, and captured launches (0.1 MiB each on an H200).
+const GPU_RUNTIME_BYTES: u64 = 256 << 20;
 
 /// Bytes of one of them.
 const ACTIVATION_BYTES: usize = size_of::<f32>();
@@ -63,6 +67,8 @@ pub struct Footprint {
     pub drafter: DrafterBytes,
     /// Keys and values of 64 positions in the target.
     pub kv_page: u64,
+    /// Reserve for kernels.
+    pub gpu_runtime: u64,
 }
 
 impl Footprint {
@@ -114,11 +120,15 @@ impl Footprint {
                 })
             }),
             kv_page: KvCache::page_bytes_of(&kv_shapes, ACTIVATION_BYTES) as u64,
+            gpu_runtime: match holdings.backend {
+                Backend::Host => 0,
+                Backend::Cuda => GPU_RUNTIME_BYTES,
+            },
         }
     }
 
     /// Everything but pages, by purpose.
-    pub fn parts(&self) -> [(&'static str, u64); 14] {
+    pub fn parts(&self) -> [(&'static str, u64); 15] {
         let slots = |bytes: usize| (self.num_slots as u64).saturating_mul(bytes as u64);
         [
             ("linear_layers", self.weights.linear),
@@ -138,6 +148,7 @@ impl Footprint {
                 "drafter_workspace",
                 slots(self.drafter.slot).saturating_add(self.drafter.scratch as u64),
             ),
+            ("gpu_runtime", self.gpu_runtime),
         ]
     }
 

@@ -1,11 +1,10 @@
 //! What `kernels="stock"` goes with: one GPU, BF16, a dense head, one chain of drafts.
 //!
-//! In: options as given. Out: options that say so, or the first that asks for something else.
+//! In: options as given, and the model. Out: options that say so, or the first that asks for something else.
 
 use crate::device::Backend;
 use crate::error::OptionError;
-use crate::model::config::ModelConfig;
-use crate::model::stock;
+use crate::model::config::{LayerConfig, ModelConfig, OutputGate, QkNorm, ValueSource};
 use crate::options::EngineOptions;
 use crate::options::speculation::TreePolicy;
 
@@ -29,11 +28,12 @@ pub(super) fn resolve(
         let got = format!("\"{}\", which is the CPU here", options.device);
         return refuse("device", "a GPU", got);
     }
-    if !stock::serves(config) {
+    if !is_plain(config) {
         return Err(OptionError::Value {
             option: "kernels",
-            expected: format!("lossless for {}", config.architecture),
-            got: "\"stock\"".to_owned(),
+            expected: format!("\"lossless\" for {}", config.architecture),
+            got: "\"stock\", which knows neither norms behind sublayers nor values and gates of other kinds"
+                .to_owned(),
         });
     }
     let chain = TreePolicy::Chain.name();
@@ -60,4 +60,17 @@ pub(super) fn resolve(
         tree: Some(chain.to_owned()),
         ..options.clone()
     })
+}
+
+/// Whether the layers have nothing that only the lossless kernels run.
+fn is_plain(config: &ModelConfig) -> bool {
+    let is_plain = |layer: &LayerConfig| match layer {
+        LayerConfig::Attention(attention) => {
+            attention.values == ValueSource::Projection
+                && attention.output_gate != OutputGate::OwnProjection
+                && attention.qk_norm != QkNorm::Weightless
+        }
+        LayerConfig::GatedDelta => true,
+    };
+    config.post_norms.is_none() && config.layers.iter().all(is_plain)
 }

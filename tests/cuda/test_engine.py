@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -216,9 +217,9 @@ FAMILIES = [
     "qwen3_5_text",
     "qwen3_5_wrapper",
 ]
-# Matmuls round their inputs to BF16; all else is fp32. The golden values say how far the reference departs from
-# fp32 when it rounds every value so (0.3 to 0.8 at logits of a deviation of 3): a part of its roundings must not
-# move a logit as far, and most logits much less.
+# Matmuls round their inputs to BF16; all else is fp32. The golden values say how far the reference departs
+# from fp32 when it rounds every value so (0.3 to 0.8 at logits of a deviation of 3): a part of its roundings
+# must not move a logit as far, and most logits much less.
 BF16_DEPARTURE = "logits_bf16_vs_fp32_max_abs"
 TYPICAL_SHARE = 0.1
 RESIDUAL_REL = 0.02
@@ -292,6 +293,20 @@ def test_steps_are_replays_with_few_copies(q_passes: int, prompts: list[str], re
     assert a_step["uploads"] <= 8 * num_passes
 
 
+@pytest.mark.parametrize("drafter", ["dflash2", "eagle3"])
+def test_drafts_made_ahead_are_those_made_in_turn(drafter: str, prompts: list[str]) -> None:
+    """One request's next draft starts with its commit, those of several are made when they are asked for."""
+    llm = demo({**DRAFTERS[drafter], "q_passes": 1, "tree_nodes": 16}, max_num_seqs=2)
+    alone = [llm.generate([prompt], PARAMS, use_tqdm=False, record_rounds=True)[0] for prompt in prompts[:2]]
+    together = llm.generate(prompts[:2], PARAMS, use_tqdm=False, record_rounds=True)
+    for one, beside in zip(alone, together, strict=True):
+        rounds, others = one.rounds, beside.rounds
+        assert len(rounds) == len(others) == one.metrics.num_target_passes
+        for name in ("anchor_position", "draft_token_ids", "parents", "num_marked", "candidate_token_ids"):
+            assert [getattr(r, name) for r in rounds] == [getattr(r, name) for r in others], name
+
+
+@pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="others take and give memory meanwhile")
 def test_memory_is_given_back(report: Any) -> None:
     torch = pytest.importorskip("torch")
     demo({"method": "dflash2"})

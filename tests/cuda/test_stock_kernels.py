@@ -38,7 +38,7 @@ def test_normed(width: int) -> None:
     assert_rounded(got, normed(x, weight, 1e-6))
 
 
-@pytest.mark.parametrize("kind", ["silu", "sigmoid"])
+@pytest.mark.parametrize("kind", ["silu", "sigmoid", "gelu_tanh"])
 @pytest.mark.parametrize("width", [40, 41, 17408])
 def test_halves_of_a_merged_projection(kind: str, width: int) -> None:
     merged = values(4, 2 * width)

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from gated_delta_rule import Cache, Node, ShapeTuple, Token, Weights, run_chain, silu, step
 from specpilot_rs._core import kernels
+
+from tests.kernels.gated_delta_rule import Cache, Node, ShapeTuple, Token, Weights, run_chain, silu, step
 
 SHAPES: list[ShapeTuple] = [(1, 2, 128, 128, 4), (2, 6, 24, 40, 4), (3, 3, 16, 8, 2)]
 

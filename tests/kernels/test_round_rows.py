@@ -19,6 +19,8 @@ def gate_of(kind: str, x: np.ndarray) -> np.ndarray:
     x = x.astype(np.float64)
     with np.errstate(over="ignore"):
         sigmoid = 1 / (1 + np.exp(-x))
+        if kind == "gelu_tanh":
+            return x / (1 + np.exp(-2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
     return x * sigmoid if kind == "silu" else sigmoid
 
 
@@ -54,7 +56,7 @@ def test_normed(width: int) -> None:
     assert_rounded(got, normed(x, weight, 1e-6))
 
 
-@pytest.mark.parametrize("kind", ["silu", "sigmoid"])
+@pytest.mark.parametrize("kind", ["silu", "sigmoid", "gelu_tanh"])
 def test_halves_of_a_merged_projection(kind: str) -> None:
     merged, width = values(4, 2 * 40), 40
     flat, stride = merged.ravel(), 2 * width
@@ -97,5 +99,5 @@ def test_short_buffers_and_unknown_gates_are_refused() -> None:
         kernels.round_rows(x, (0, 1, 0, 8), 1, 8, gates=x[:8], gate_places=(1, 1, 0, 8))
     with pytest.raises(ValueError, match="`weight` needs at least 8 elements, got 7"):
         kernels.round_rows(x, (0, 1, 0, 8), 1, 8, weight=x[:7])
-    with pytest.raises(ValueError, match="must be silu or sigmoid, got gelu"):
+    with pytest.raises(ValueError, match="must be silu, sigmoid or gelu_tanh, got gelu"):
         kernels.round_rows(x, (0, 1, 0, 8), 1, 8, kind="gelu")

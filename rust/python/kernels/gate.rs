@@ -19,16 +19,7 @@ pub(super) fn gate<'py>(
     y: PyReadonlyArray2<'py, f32>,
     device: &str,
 ) -> PyResult<Bound<'py, PyArray2<f32>>> {
-    let kind = match kind {
-        "silu" => GateKind::SiluMultiply,
-        "sigmoid" => GateKind::SigmoidMultiply,
-        "gelu_tanh" => GateKind::GeluTanhMultiply,
-        got => {
-            return Err(PyValueError::new_err(format!(
-                "gate: `kind` must be silu, sigmoid or gelu_tanh, got {got}"
-            )));
-        }
-    };
+    let kind = gate_kind("gate", kind)?;
     let (num_vectors, width) = y.as_array().dim();
     let device = device_named(device)?;
     let mut gated = array_on(&device, &y)?;
@@ -46,4 +37,16 @@ pub(super) fn gate<'py>(
         },
     )?;
     Ok(array(&gated, (num_vectors, width))?.into_pyarray(py))
+}
+
+/// The gate that `kernel` was asked for.
+pub(super) fn gate_kind(kernel: &str, kind: &str) -> PyResult<GateKind> {
+    match kind {
+        "silu" => Ok(GateKind::SiluMultiply),
+        "sigmoid" => Ok(GateKind::SigmoidMultiply),
+        "gelu_tanh" => Ok(GateKind::GeluTanhMultiply),
+        got => Err(PyValueError::new_err(format!(
+            "{kernel}: `kind` must be silu, sigmoid or gelu_tanh, got {got}"
+        ))),
+    }
 }

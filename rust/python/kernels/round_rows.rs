@@ -6,17 +6,16 @@ use numpy::{IntoPyArray, PyArray2, PyReadonlyArray1};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+use super::gate::gate_kind;
 use super::{array_on, buffer_on, device_named, run};
 use crate::error::Error;
-use crate::kernels::round_rows::{
-    GatedBy, Norm, RoundRows, RoundRowsArgs, RowGate, RowSource, Vectors,
-};
+use crate::kernels::round_rows::{GatedBy, Norm, RoundRows, RoundRowsArgs, RowSource, Vectors};
 
 /// Where vectors lie: `offset`, `per_row`, `stride`, `row_stride`.
 type Places = (usize, usize, usize, usize);
 
-/// BF16 bits of `num_vectors` vectors of the flat `x` after a norm (`weight`) and a gate (`kind` "silu" or "sigmoid" of the
-/// flat `gates`), where given; each at its places.
+/// BF16 bits of `num_vectors` vectors of the flat `x` after a norm (`weight`) and a gate (`kind` "silu", "sigmoid" or
+/// "gelu_tanh" of the flat `gates`), where given; each at its places.
 #[pyfunction]
 #[pyo3(signature = (x, x_places, num_vectors, width, *, weight=None, eps=0.0, gates=None, gate_places=(0, 1, 0, 0),
                     kind="silu", device="cpu"))]
@@ -34,15 +33,7 @@ pub(super) fn round_rows<'py>(
     kind: &str,
     device: &str,
 ) -> PyResult<Bound<'py, PyArray2<u16>>> {
-    let kind = match kind {
-        "silu" => RowGate::Silu,
-        "sigmoid" => RowGate::Sigmoid,
-        got => {
-            return Err(PyValueError::new_err(format!(
-                "round_rows: `kind` must be silu or sigmoid, got {got}"
-            )));
-        }
-    };
+    let kind = gate_kind("round_rows", kind)?;
     let device = device_named(device)?;
     let x = array_on(&device, &x)?;
     let weight = weight.map(|w| array_on(&device, &w)).transpose()?;
