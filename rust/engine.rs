@@ -1,38 +1,38 @@
 //! The engine: owns model, caches, scheduler and plan; takes requests, steps, and hands outputs back.
 
 use std::collections::{HashMap, HashSet};
-use std::path::Path;
 use std::time::Instant;
 
-use crate::cache::slots::SequenceCaches;
-use crate::device::{Backend, Device};
-use crate::drafter::{self, PairFiles, config::DrafterConfig};
-use crate::error::{DeviceError, Error, KernelError, RequestError, Result};
-use crate::kernels::paths::RowPaths;
-use crate::kernels::placed_rows::PlacedRows;
+use crate::device::Device;
+use crate::drafter::planted::Scripts;
+use crate::drafter::{Drafter, config::DrafterConfig};
+use crate::error::{RequestError, Result};
 use crate::kernels::sample_rows::philox::request_seed;
 use crate::model::config::ModelConfig;
 use crate::model::decoder::Decoder;
-use crate::model::weights::DecoderWeights;
-use crate::options::{DeviceChoice, EngineOptions, KernelSet, WeightFormat};
-use crate::plan::available::available_bytes;
-use crate::plan::budget::Budget;
-use crate::plan::footprint::{Footprint, Holdings, gdn_shape};
-use crate::plan::{EnginePlan, Limits, layer_caches};
+use crate::plan::{EnginePlan, Limits};
 use crate::request::{
     FinishReason, Request, RequestDefaults, RequestId, SamplingParams, Seed, State,
 };
 use crate::scheduler::queue::Scheduler;
-use crate::step::decode_step::{DraftWorkspace, ModelPair, decode_step};
+use crate::step::decode_step::{ModelPair, decode_step};
 use crate::step::stage_times::{StageClock, StageTimes};
 use crate::stream::StepEvent;
-use crate::weights::checkpoint::{Checkpoint, Verification};
+use crate::weights::checkpoint::Verification;
 
+mod opening;
+mod switching;
 mod warm_up;
 
 /// A loaded deployment that serves requests.
 pub struct Engine {
     pair: ModelPair,
+    /// The drafter while decoding is plain though the engine was opened with one.
+    idle_drafter: Option<Box<dyn Drafter>>,
+    /// What the plan was when the engine was opened: what later ones must stay within.
+    opened: Limits,
+    /// What a planted drafter goes by.
+    scripts: Option<Scripts>,
     draft_config: Option<DrafterConfig>,
     plan: EnginePlan,
     scheduler: Scheduler,
@@ -42,122 +42,6 @@ pub struct Engine {
     finished: HashMap<RequestId, Request>,
     next_id: RequestId,
     seed: u64,
-}
-
-/// Tells of a GPU that is full what was to be held.
-fn with_plan(error: Error, planned: &str) -> Error {
-    match error {
-        Error::Device(source @ DeviceError::OutOfMemory { .. })
-        | Error::Kernel(KernelError::Device {
-            source: source @ DeviceError::OutOfMemory { .. },
-            ..
-        }) => DeviceError::OutOfMemoryAtOpen {
-            source: Box::new(source),
-            planned: planned.to_owned(),
-        }
-        .into(),
-        other => other,
-    }
-}
-
-/// A deployment before its weights are read.
-struct Planned<'a> {
-    config: ModelConfig,
-    draft_config: Option<DrafterConfig>,
-    plan: EnginePlan,
-    budget: Option<Budget>,
-    files: PairFiles<'a>,
-}
-
-impl Planned<'_> {
-    /// Reads the weights and allocates everything else: nothing is allocated on a GPU after this.
-    fn load(
-        self,
-        device: Device,
-        checkpoint: &Checkpoint,
-        format: WeightFormat,
-        options: &EngineOptions,
-    ) -> Result<Engine> {
-        let Self {
-            config,
-            draft_config,
-            plan:
-                EnginePlan {
-                    limits,
-                    mut footprint,
-                    ..
-                },
-            budget,
-            files,
-        } = self;
-        // On our own threads: the process-wide pool would be dead in a forked child.
-        let with_q_views = limits.speculation.q_passes() > 0;
-        let weights = device.install(|| match limits.kernels {
-            KernelSet::Lossless => {
-                DecoderWeights::load(&device, checkpoint, &config, format, with_q_views)
-            }
-            KernelSet::Stock => DecoderWeights::load_stock(&device, checkpoint, &config),
-        })?;
-        let verification = checkpoint.verification();
-        // Encoding in memory has shown what the plan could only estimate.
-        footprint
-            .weights
-            .settle(weights.num_bytes() as u64, weights.q_view_bytes() as u64);
-        let plan = EnginePlan::resolve(limits, footprint, budget)?;
-        let sizes = plan.limits.drafter_sizes(&config, plan.num_kv_pages);
-        let open =
-            |drafter| device.install(|| drafter::open(files, drafter, &config, &device, sizes));
-        let drafter = draft_config.as_ref().map(open).transpose()?;
-        let caches = SequenceCaches::new(
-            &device,
-            &layer_caches(&config),
-            plan.limits.recurrence(),
-            gdn_shape(&config),
-            sizes.num_slots,
-            sizes.num_pages,
-        )?;
-        let mut eos_token_ids = config.eos_token_ids.clone();
-        for &id in &options.extra_eos_token_ids {
-            if !eos_token_ids.contains(&id) {
-                eos_token_ids.push(id);
-            }
-        }
-        let defaults = RequestDefaults {
-            max_model_len: plan.limits.max_model_len,
-            eos_token_ids,
-            suppressed_ids: config.suppress_tokens.clone(),
-        };
-        let taps = drafter.as_ref().map_or(&[][..], |drafter| drafter.taps());
-        let (head, max_rows) = (plan.limits.head, plan.limits.max_step_rows);
-        let target =
-            device.install(|| Decoder::new(config, weights, taps, head, max_rows, &device))?;
-        let paths = RowPaths::with_capacity(&device, max_rows, sizes.num_pages)?;
-        let committed_rows = PlacedRows::with_capacity(&device, max_rows)?;
-        let mut engine = Engine {
-            pair: ModelPair {
-                device,
-                target,
-                caches,
-                drafter,
-                paths,
-                committed_rows,
-                workspace: DraftWorkspace::default(),
-                clock: StageClock::default(),
-            },
-            draft_config,
-            plan,
-            scheduler: Scheduler::default(),
-            defaults,
-            verification,
-            finished: HashMap::new(),
-            next_id: 0,
-            seed: options.seed,
-        };
-        if engine.device().backend() == Backend::Cuda {
-            engine.warm_up()?;
-        }
-        Ok(engine)
-    }
 }
 
 /// What to keep of a request besides its tokens.
@@ -179,58 +63,6 @@ pub struct EngineOutput {
 }
 
 impl Engine {
-    /// Loads the target in `model` and, when given, the drafter in `drafter_dir`.
-    ///
-    /// # Errors
-    /// Anything wrong with options, configs, files, tensors or the pairing; nothing is kept of a failed load.
-    pub fn open(model: &Path, drafter_dir: Option<&Path>, options: &EngineOptions) -> Result<Self> {
-        options.validate()?;
-        let choice = DeviceChoice::named(&options.device)?;
-        let config = ModelConfig::read(model)?;
-        let draft_config = DrafterConfig::find(drafter_dir, options, DrafterConfig::read)?;
-        let limits = Limits::resolve(options, &config, draft_config.as_ref(), Backend::of(choice))?;
-        let format = WeightFormat::named(&options.weight_format)?;
-        let checkpoint = Checkpoint::open(model)?;
-        let drafter_files = drafter_dir.map(Checkpoint::open).transpose()?;
-        let device = Device::open(choice, options.num_threads)?;
-        if let (KernelSet::Stock, Device::Cuda(cuda)) = (limits.kernels, &device) {
-            // Its absence shows before a weight is read, and its workspace counts as taken.
-            cuda.cublaslt()?;
-        }
-        let footprint = Footprint::of(&Holdings {
-            config: &config,
-            headers: Some(&checkpoint),
-            drafter: draft_config.as_ref(),
-            drafter_headers: drafter_files.as_ref(),
-            limits: &limits,
-            format,
-            backend: device.backend(),
-        });
-        let memory_bytes = match &device {
-            Device::Host(_) => available_bytes(),
-            Device::Cuda(cuda) => Some(cuda.memory_bytes()?.0),
-        };
-        let budget = memory_bytes.map(|memory_bytes| Budget {
-            memory_bytes,
-            utilization: options.gpu_memory_utilization,
-        });
-        let plan = EnginePlan::resolve(limits, footprint, budget)?;
-        let planned_bytes = plan.to_string();
-        let planned = Planned {
-            config,
-            draft_config,
-            plan,
-            budget,
-            files: PairFiles {
-                drafter: drafter_dir.unwrap_or(Path::new("")),
-                target: model,
-            },
-        };
-        planned
-            .load(device, &checkpoint, format, options)
-            .map_err(|error| with_plan(error, &planned_bytes))
-    }
-
     /// The resolved plan.
     pub fn plan(&self) -> &EnginePlan {
         &self.plan

@@ -27,7 +27,7 @@ use crate::kernels::tree_attention::KV_BLOCK;
 use crate::model::config::{LayerConfig, ModelConfig};
 use crate::model::head::HeadPath;
 use crate::options::speculation::SpeculationPlan;
-use crate::options::{EngineOptions, KernelSet};
+use crate::options::{DeviceChoice, EngineOptions, KernelSet};
 use budget::Budget;
 use footprint::{Footprint, kv_shape};
 
@@ -100,6 +100,19 @@ impl Limits {
             KernelSet::Lossless => Recurrence::Anchored,
             KernelSet::Stock => Recurrence::Token,
         }
+    }
+
+    /// Resolves `options` on the device that they name.
+    ///
+    /// # Errors
+    /// As for [`resolve`](Self::resolve), and [`OptionError::Value`] for a device of no kind.
+    pub fn of_options(
+        options: &EngineOptions,
+        config: &ModelConfig,
+        drafter: Option<&DrafterConfig>,
+    ) -> Result<Self> {
+        let backend = Backend::of(DeviceChoice::named(&options.device)?);
+        Self::resolve(options, config, drafter, backend)
     }
 
     /// What a drafter must hold beside `num_kv_pages` of the target's.

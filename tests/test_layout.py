@@ -19,6 +19,7 @@ DEPTH = {
     "convert": 7,
     "scheduler": 6,
     "step": 5,
+    "planted": 4.5,
     "drafter": 4,
     "model": 3,
     "weights": 2,

@@ -19,6 +19,7 @@ mod gdn_recurrent;
 mod gdn_wy;
 mod greedy_argmax;
 mod lm_head_screen;
+mod plant_matrix;
 mod rms_norm;
 mod rope;
 mod round_rows;
@@ -36,7 +37,8 @@ criterion_group! {
     targets =
         append_kv::bench, append_ring::bench, bf16_matmul::bench, block_conv::bench, draft_block::bench,
         draft_select::bench, embed_rows::bench, gate::bench, gather_taps::bench,
-        gdn_fold::bench, gdn_recurrent::bench, gdn_wy::bench, greedy_argmax::bench, lm_head_screen::bench, rms_norm::bench,
-        rope::bench, round_rows::bench, sample_rows::bench, tree_attention::bench, w12_matmul::bench
+        gdn_fold::bench, gdn_recurrent::bench, gdn_wy::bench, greedy_argmax::bench, lm_head_screen::bench,
+        plant_matrix::bench, rms_norm::bench, rope::bench, round_rows::bench, sample_rows::bench,
+        tree_attention::bench, w12_matmul::bench
 }
 criterion_main!(kernels);

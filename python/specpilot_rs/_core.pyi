@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 __version__: str
 __all__ = [
     "DRAFTER_ARCHITECTURES",
+    "PLANTED_NAMES",
     "TARGET_ARCHITECTURES",
     "CheckpointError",
     "ConfigError",
@@ -36,10 +37,12 @@ __all__ = [
     "kernels",
     "num_cuda_devices",
     "plan",
+    "planted_acceptance",
     "w12",
 ]
 kernels: ModuleType
 DRAFTER_ARCHITECTURES: tuple[str, ...]
+PLANTED_NAMES: tuple[str, ...]
 TARGET_ARCHITECTURES: dict[str, tuple[str, ...]]
 w12: ModuleType
 
@@ -56,6 +59,7 @@ def convert_weights(
     out: str | PathLike[str],
     on_progress: Callable[[str, int, int, int, int], object] | None = None,
 ) -> dict[str, Any]: ...
+def planted_acceptance() -> dict[str, Any]: ...
 def inspect_weights(path: str | PathLike[str]) -> list[dict[str, Any]]: ...
 
 @type_check_only
@@ -129,6 +133,10 @@ def check_target(model: str | PathLike[str]) -> None: ...
 @final
 class Engine:
     def __new__(cls, *, model: str, drafter: str | None, options: EngineOptionsLike) -> Engine: ...
+    @staticmethod
+    def planted(*, name: str, speculates: bool, options: EngineOptionsLike) -> Engine: ...
+    def switch_to(self, *, speculates: bool, options: EngineOptionsLike) -> None: ...
+    def add_script(self, token_ids: list[int]) -> None: ...
     def describe(self) -> dict[str, Any]: ...
     def add_request(
         self,

@@ -116,20 +116,6 @@ class LLM:
             seed=seed,
             num_threads=num_threads,
         )
-        if speculation is not None:
-            options = dataclasses.replace(
-                options,
-                method=speculation.method,
-                num_speculative_tokens=speculation.num_speculative_tokens,
-                tree=speculation.tree,
-                tree_nodes=speculation.tree_nodes,
-                q_passes=speculation.q_passes,
-                q_head=speculation.q_head,
-                verify_costs=speculation.verify_costs,
-                min_confidence=speculation.min_confidence,
-                prompt_lookup_min=speculation.prompt_lookup_min,
-                prompt_lookup_max=speculation.prompt_lookup_max,
-            )
         drafter = _drafter_directory(speculation)
         target = model_directory(model, revision)
         self._tokenizer: Tokenizer | None = None
@@ -140,8 +126,13 @@ class LLM:
             end = self._tokenizer.eos_token_id
             options = dataclasses.replace(options, extra_eos_token_ids=() if end is None else (end,))
         _cuda.prepare(options.device, options.kernels)
-        self._engine = Engine(model=str(target), drafter=drafter, options=options)
-        self._plan = self._engine.describe()
+        engine_options = _with_speculation(options, speculation)
+        self._start(Engine(model=str(target), drafter=drafter, options=engine_options), options)
+
+    def _start(self, engine: Engine, options: EngineOptions) -> None:
+        """Takes over an opened engine; `options` are those without speculation."""
+        self._engine, self._options = engine, options
+        self._plan = engine.describe()
         if self._plan["drafter"] is not None:
             _LOG.info("drafter: %s", self._plan["drafter"])
         self._running = RunningRequests(self._engine)
@@ -173,6 +164,83 @@ class LLM:
                 config = dataclasses.replace(config, model=str(DFLASH2_DIR))
             speculative_config = config
         return cls(TARGET_DIR, speculative_config=speculative_config, **options)
+
+    @classmethod
+    def planted(
+        cls,
+        name: str,
+        speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None,
+        **options: Any,
+    ) -> LLM:
+        """Opens a made-up model of a published shape, to measure costs: no files, no tokenizer.
+
+        Its drafter runs in full; what it proposes is then made right as often as
+        `_core.planted_acceptance()` says, by the texts given to `add_script`.
+
+        Args:
+            name: One of `_core.PLANTED_NAMES`.
+            speculative_config: As for `LLM`, without `model` and `method`.
+            **options: `device`, `kernels`, `weight_format`, `head`, `max_model_len`, `max_num_seqs`,
+                `gpu_memory_utilization`, `num_threads`.
+        """
+        known = (
+            "device",
+            "kernels",
+            "weight_format",
+            "head",
+            "max_model_len",
+            "max_num_seqs",
+            "gpu_memory_utilization",
+            "num_threads",
+        )
+        refuse_unknown_options(options, known, "LLM.planted")
+        speculation = None if speculative_config is None else SpeculativeConfig.of(speculative_config)
+        if speculation is not None and (speculation.model, speculation.method) != (None, None):
+            raise OptionError("a planted model comes with its drafter: give neither `model` nor `method`")
+        engine_options = EngineOptions(**options)
+        _cuda.prepare(engine_options.device, engine_options.kernels)
+        llm = cls.__new__(cls)
+        llm._tokenizer = None
+        llm._start(
+            Engine.planted(
+                name=name,
+                speculates=speculation is not None,
+                options=_with_speculation(engine_options, speculation),
+            ),
+            engine_options,
+        )
+        return llm
+
+    def add_script(self, token_ids: Sequence[int]) -> None:
+        """Tells a planted drafter a text that plain decoding gave, prompt and output.
+
+        Raises:
+            OptionError: The model is not planted.
+        """
+        self._engine.add_script(self._checked_ids(token_ids))
+
+    def switch_speculation(
+        self,
+        speculative_config: Mapping[str, Any] | SpeculativeConfig | None,
+        *,
+        head: str | None = None,
+    ) -> None:
+        """Decodes from now on with other trees and Q passes, or plainly; what is held in memory stays.
+
+        Args:
+            speculative_config: As for `LLM`; `model` and `method` are those that it was opened with. None for
+                plain decoding.
+            head: Another `head` than it was opened with.
+
+        Raises:
+            OptionError: While requests run, or for anything larger than what it was opened for.
+        """
+        speculation = None if speculative_config is None else SpeculativeConfig.of(speculative_config)
+        options = self._options if head is None else dataclasses.replace(self._options, head=head)
+        self._engine.switch_to(
+            speculates=speculation is not None, options=_with_speculation(options, speculation)
+        )
+        self._plan = self._engine.describe()
 
     def describe(self) -> dict[str, Any]:
         """Returns the resolved plan: architecture, sizes, limits, drafter and tree."""
@@ -464,6 +532,24 @@ def _most_tokens(request: RunningRequest, max_model_len: int) -> int:
     room = max_model_len - len(request.submission.prompt_token_ids)
     asked = request.submission.params.max_tokens
     return room if asked is None else min(asked, room)
+
+
+def _with_speculation(options: EngineOptions, speculation: SpeculativeConfig | None) -> EngineOptions:
+    if speculation is None:
+        return options
+    return dataclasses.replace(
+        options,
+        method=speculation.method,
+        num_speculative_tokens=speculation.num_speculative_tokens,
+        tree=speculation.tree,
+        tree_nodes=speculation.tree_nodes,
+        q_passes=speculation.q_passes,
+        q_head=speculation.q_head,
+        verify_costs=speculation.verify_costs,
+        min_confidence=speculation.min_confidence,
+        prompt_lookup_min=speculation.prompt_lookup_min,
+        prompt_lookup_max=speculation.prompt_lookup_max,
+    )
 
 
 def _drafter_directory(speculation: SpeculativeConfig | None) -> str | None:

@@ -1,7 +1,5 @@
 //! DFlash, DFlash2 and DSpark: one parallel forward per draft, backbone plus heads.
 
-use std::path::Path;
-
 use super::block::Block;
 use super::config::BlockConfig;
 use super::context::{Contexts, Model};
@@ -15,7 +13,9 @@ use crate::device::{Buffer, Device, Graphs};
 use crate::error::{DrafterError, Result};
 use crate::kernels::draft_block::{self, ContextsKey};
 use crate::model::DecoderWeights;
+use crate::options::WeightFormat;
 use crate::options::speculation::DraftScores;
+use crate::weights::WeightSource;
 use crate::weights::checkpoint::Verification;
 
 /// A loaded drafter.
@@ -48,7 +48,8 @@ struct DraftKey {
 
 impl BlockDrafter {
     pub(super) fn load(
-        dir: &Path,
+        source: WeightSource<'_>,
+        format: WeightFormat,
         config: &BlockConfig,
         taps: Vec<usize>,
         device: &Device,
@@ -57,7 +58,7 @@ impl BlockDrafter {
         let num_rows = sizes.num_slots * config.num_rows(sizes.num_draft_tokens);
         Ok(Self {
             taps,
-            weights: BlockWeights::load(device, dir, config, sizes.vocab_size)?,
+            weights: BlockWeights::load(device, source, config, format, sizes.vocab_size)?,
             inverse_frequencies: device.constants(&config.rope.inverse_frequencies())?,
             contexts: Contexts::new(
                 device,

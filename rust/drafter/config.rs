@@ -107,10 +107,18 @@ impl DrafterConfig {
         if Checkpoint::is_in(dir) {
             return Self::read(dir);
         }
-        let file = ConfigFile::read(&dir.join("config.json"))?;
+        Self::of_file(&ConfigFile::read(&dir.join("config.json"))?)
+    }
+
+    /// What a config alone tells of.
+    ///
+    /// # Errors
+    /// As for [`Self::read`].
+    pub fn of_file(file: &ConfigFile) -> Result<Self, Error> {
+        let dir = file.path().parent().unwrap_or(Path::new(""));
         let format = format::by_name(dir, &file.root())?;
-        let config = Self::from_root(&file, format, None)?;
-        config.checked_tensors(&file)?;
+        let config = Self::from_root(file, format, None)?;
+        config.checked_tensors(file)?;
         Ok(config)
     }
 
@@ -224,7 +232,7 @@ impl DrafterConfig {
     }
 
     /// Name and shape of every tensor that is read.
-    pub(super) fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+    pub(crate) fn tensors(&self) -> Vec<(String, Vec<usize>)> {
         match self {
             Self::Block(config) => config.tensors(),
             Self::Eagle3(config) => config.tensors(),

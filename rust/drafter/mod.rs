@@ -19,6 +19,7 @@ pub mod footprint;
 mod markov;
 mod ngram;
 pub mod pairing;
+pub mod planted;
 pub mod proposal;
 mod weights;
 
@@ -27,8 +28,10 @@ use std::path::Path;
 use crate::device::{Buffer, Device};
 use crate::error::Result;
 use crate::model::{DecoderWeights, ModelConfig};
+use crate::options::WeightFormat;
 use crate::options::speculation::DraftScores;
 use crate::weights::checkpoint::Verification;
+use crate::weights::{Checkpoint, PlantedWeights, WeightSource};
 use config::DrafterConfig;
 use footprint::DrafterSizes;
 use proposal::Proposal;
@@ -179,14 +182,56 @@ pub fn open(
     let taps = pairing::check(files, config, target)?;
     let dir = files.drafter;
     Ok(match config {
-        DrafterConfig::Block(config) => Box::new(block_drafter::BlockDrafter::load(
-            dir, config, taps, device, sizes,
-        )?),
+        DrafterConfig::Block(config) => {
+            let checkpoint = Checkpoint::open(dir)?;
+            let (source, format) = (WeightSource::Checkpoint(&checkpoint), WeightFormat::Auto);
+            Box::new(block_drafter::BlockDrafter::load(
+                source, format, config, taps, device, sizes,
+            )?)
+        }
         DrafterConfig::Eagle3(config) => {
             Box::new(eagle3::Eagle3::load(dir, config, taps, device, sizes)?)
         }
         DrafterConfig::Ngram(config) => Box::new(ngram::Ngram::new(*config, sizes)),
     })
+}
+
+/// Opens a planted drafter, its linear layers in `format`: its proposals are right as often as
+/// [`planted::PUBLISHED`] says, by `scripts`.
+///
+/// # Errors
+/// As for [`open`], of which nothing about files applies; of a kind other than a parallel drafter there is none.
+pub fn open_planted(
+    weights: &PlantedWeights,
+    format: WeightFormat,
+    scripts: planted::Scripts,
+    config: &DrafterConfig,
+    target: &ModelConfig,
+    device: &Device,
+    sizes: DrafterSizes,
+) -> Result<Box<dyn Drafter>> {
+    let named = Path::new("planted");
+    let files = PairFiles {
+        drafter: named,
+        target: named,
+    };
+    let taps = pairing::check(files, config, target)?;
+    let DrafterConfig::Block(block) = config else {
+        return Err(crate::error::DrafterError::Unsupported {
+            file: named.to_owned(),
+            expected: "a parallel drafter".to_owned(),
+            got: config.method().to_owned(),
+        }
+        .into());
+    };
+    let source = WeightSource::Planted(weights);
+    let inner = block_drafter::BlockDrafter::load(source, format, block, taps, device, sizes)?;
+    Ok(Box::new(planted::PlantedDrafter::new(
+        Box::new(inner),
+        planted::PUBLISHED,
+        scripts,
+        &sizes,
+    )))
 }
 
 /// Refuses a draft length that a drafter was not opened for.

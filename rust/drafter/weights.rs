@@ -1,8 +1,6 @@
 //! A parallel drafter's weights, read once from its checkpoint. Its embedding is the target's, and so is its LM head
 //! unless it drafts a part of the vocabulary only.
 
-use std::path::Path;
-
 use super::config::{BlockConfig, MarkovConfig, MarkovKind, SelectorConfig};
 use super::draft_head::OwnHead;
 use crate::device::{Buffer, Device};
@@ -13,7 +11,7 @@ use crate::kernels::w12_matmul::WeightView;
 use crate::options::WeightFormat;
 use crate::weights::checkpoint::Verification;
 use crate::weights::linear::multiply_together;
-use crate::weights::{Checkpoint, GatedMlp, Linear, WeightLoader};
+use crate::weights::{GatedMlp, Linear, WeightLoader, WeightSource};
 
 /// All weights of a drafter.
 pub(super) struct BlockWeights {
@@ -146,23 +144,24 @@ pub(super) fn multiply_all<'a>(
 }
 
 impl BlockWeights {
-    /// Reads the weights of `config` from `dir` to `device`.
+    /// Reads the weights of `config` from `source` to `device`, linear layers in `format`.
     ///
     /// # Errors
     /// [`CheckpointError`](crate::error::CheckpointError) when a tensor is missing, extra, or of another shape or dtype;
     /// [`DeviceError`](crate::error::DeviceError) when the device has no room.
     pub(super) fn load(
         device: &Device,
-        dir: &Path,
+        source: WeightSource<'_>,
         config: &BlockConfig,
+        format: WeightFormat,
         vocab_size: usize,
     ) -> Result<Self> {
-        let checkpoint = Checkpoint::open(dir)?;
-        let tensors = WeightLoader {
-            checkpoint: &checkpoint,
-            device,
+        let tensors = WeightLoader { source, device };
+        let loader = Loader {
+            tensors,
+            config,
+            format,
         };
-        let loader = Loader { tensors, config };
         let mut weights = Self {
             verification: Verification::default(),
             fc: loader.linear("fc", config.hidden_size, config.taps_dim())?,
@@ -187,8 +186,8 @@ impl BlockWeights {
                 .map(|size| OwnHead::load(tensors, [size, config.hidden_size], Some(vocab_size)))
                 .transpose()?,
         };
-        checkpoint.finish(config.copies())?;
-        weights.verification = checkpoint.verification();
+        source.finish(config.copies())?;
+        weights.verification = source.verification();
         Ok(weights)
     }
 
@@ -260,6 +259,7 @@ impl LayerWeights {
 struct Loader<'a> {
     tensors: WeightLoader<'a>,
     config: &'a BlockConfig,
+    format: WeightFormat,
 }
 
 impl Loader<'_> {
@@ -375,11 +375,11 @@ impl Loader<'_> {
         Ok(Some(ConfidenceWeights {
             weight: self
                 .tensors
-                .checkpoint
+                .source
                 .tensor_f32("confidence_head.proj.weight", &[1, width])?,
             bias: self
                 .tensors
-                .checkpoint
+                .source
                 .tensor_f32("confidence_head.proj.bias", &[1])?[0],
         }))
     }
@@ -398,7 +398,7 @@ impl Loader<'_> {
     fn linear(&self, name: &str, out_features: usize, in_features: usize) -> Result<Linear> {
         let name = format!("{name}.weight");
         self.tensors
-            .linear(&name, [out_features, in_features], WeightFormat::Auto)
+            .linear(&name, [out_features, in_features], self.format)
     }
 
     fn norm(&self, name: &str, width: usize) -> Result<Buffer<f32>> {

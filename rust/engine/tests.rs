@@ -2,9 +2,11 @@
 
 use std::ops::ControlFlow;
 
+use super::opening::with_plan;
 use super::*;
 use crate::convert::convert_model;
-use crate::options::PromptLookup;
+use crate::error::{DeviceError, Error, KernelError};
+use crate::options::{EngineOptions, PromptLookup};
 use crate::plan::footprint::Footprint;
 use crate::weights::raw_safetensors::{demo_target, family};
 

@@ -25,6 +25,7 @@ mod packed_bf16;
 mod packed_w12;
 pub mod paths;
 pub mod placed_rows;
+pub mod plant_matrix;
 #[cfg(test)]
 pub(crate) mod random_trees;
 pub mod rms_norm;

@@ -22,28 +22,6 @@ pub struct StockMatrix {
 }
 
 impl StockMatrix {
-    /// A matrix of the rows of `parts`, one part after another.
-    ///
-    /// # Errors
-    /// [`DeviceError`] when the device has no room.
-    ///
-    /// # Panics
-    /// Panics unless parts hold whole rows.
-    pub fn of_parts(
-        device: &Device,
-        parts: &[Vec<bf16>],
-        in_features: usize,
-    ) -> Result<Self, DeviceError> {
-        let mut rows = device.try_alloc(parts.iter().map(Vec::len).sum())?;
-        let mut first = 0;
-        for part in parts {
-            assert_eq!(part.len() % in_features, 0, "rows of a part");
-            rows.copy_range(first, &device.buffer_of(part)?, 0..part.len())?;
-            first += part.len();
-        }
-        Ok(Self::from_rows(rows, in_features))
-    }
-
     /// A matrix that was written on the device.
     ///
     /// # Panics

@@ -32,7 +32,15 @@ impl ConfigFile {
             file: path.to_owned(),
             source,
         })?;
-        match serde_json::from_slice(&text) {
+        Self::parse(path, &text)
+    }
+
+    /// Parses the text of `path`.
+    ///
+    /// # Errors
+    /// [`ConfigError::Json`], or [`ConfigError::Value`] when it is no object.
+    pub fn parse(path: &Path, text: &[u8]) -> Result<Self> {
+        match serde_json::from_slice(text) {
             Ok(Value::Object(root)) => Ok(Self {
                 path: path.to_owned(),
                 root,
@@ -48,6 +56,22 @@ impl ConfigFile {
                 source,
             }),
         }
+    }
+
+    /// The object at `key` of the outermost one, as a file of its own.
+    ///
+    /// # Errors
+    /// [`ConfigError`] when it is absent or no object.
+    pub fn part(&self, key: &str) -> Result<Self> {
+        Ok(Self {
+            path: self.path.clone(),
+            root: self.root().section(key)?.map.clone(),
+        })
+    }
+
+    /// Where it was read.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Checks that `tensor` of `shape` is of a size that can be.

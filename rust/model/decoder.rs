@@ -338,6 +338,11 @@ impl Decoder {
         }
     }
 
+    /// Finds greedy tokens by `path` from now on; by all logits where there is no INT8 copy.
+    pub fn set_head_path(&mut self, path: HeadPath) {
+        self.head.set_path(path);
+    }
+
     /// Bytes of scratch that attention of `num_rows` rows takes on a GPU at most, behind `num_positions` committed ones.
     pub fn scratch_bytes(&self, num_rows: usize, num_positions: usize) -> usize {
         self.config.widest_attention(|attention| {

@@ -151,10 +151,22 @@ pub fn supported_architectures() -> impl Iterator<Item = (&'static str, &'static
 
 /// Reads the config of the model in `dir`; see [`ModelConfig::read`].
 pub(super) fn read_config(dir: &Path) -> Result<ModelConfig> {
-    let path = dir.join("config.json");
-    let file = ConfigFile::read(&path)?;
+    let file = ConfigFile::read(&dir.join("config.json"))?;
+    let generation_path = dir.join("generation_config.json");
+    let generation = match generation_path.exists() {
+        true => Some(ConfigFile::read(&generation_path)?),
+        false => None,
+    };
+    config_of(&file, generation.as_ref())
+}
+
+/// The config that `file` and perhaps a generation config tell of; see [`ModelConfig::read`].
+///
+/// # Errors
+/// [`ConfigError`] naming file, key, expected and got.
+pub fn config_of(file: &ConfigFile, generation: Option<&ConfigFile>) -> Result<ModelConfig> {
     let root = file.root();
-    let family = find_family(&path, &root)?;
+    let family = find_family(file.path(), &root)?;
     let text = match family.section {
         Some(key) => root.section(key)?,
         None => root.clone(),
@@ -167,11 +179,9 @@ pub(super) fn read_config(dir: &Path) -> Result<ModelConfig> {
     let mut eos_token_ids = text.token_ids("eos_token_id", vocab_size)?;
     eos_token_ids.extend(root.token_ids("eos_token_id", vocab_size)?);
     let mut suppress_tokens = Vec::new();
-    let generation_path = dir.join("generation_config.json");
-    if generation_path.exists() {
-        let file = ConfigFile::read(&generation_path)?;
-        eos_token_ids.extend(file.root().token_ids("eos_token_id", vocab_size)?);
-        suppress_tokens = file.root().token_ids("suppress_tokens", vocab_size)?;
+    if let Some(generation) = generation {
+        eos_token_ids.extend(generation.root().token_ids("eos_token_id", vocab_size)?);
+        suppress_tokens = generation.root().token_ids("suppress_tokens", vocab_size)?;
     }
     for ids in [&mut eos_token_ids, &mut suppress_tokens] {
         ids.sort_unstable();
@@ -180,7 +190,7 @@ pub(super) fn read_config(dir: &Path) -> Result<ModelConfig> {
 
     if suppress_tokens.len() >= vocab_size {
         return Err(ConfigError::Value {
-            file: generation_path,
+            file: generation.map_or(file, |file| file).path().to_owned(),
             key: "suppress_tokens".to_owned(),
             expected: "ids that leave a token to be chosen".to_owned(),
             got: format!("all {vocab_size} of the vocabulary"),

@@ -82,6 +82,8 @@ pub struct TokenChoices {
 /// The buffers of the head for the rows of the largest pass, and its INT8 copy where there is one.
 pub(super) struct Head {
     screened: Option<ScreenedHead>,
+    /// The copy while it is not to be used.
+    set_aside: Option<ScreenedHead>,
     shape: LogitShape,
     /// Which rows of a pass a call is about.
     wanted: Staged<u32>,
@@ -115,12 +117,22 @@ impl Head {
         let (vocab_size, width) = (weights.embed.out_features(), weights.embed.in_features());
         Ok(Self {
             screened,
+            set_aside: None,
             shape,
             wanted: Staged::with_capacity(device, max_rows)?,
             masked: MaskedIds::default(),
             rows: device.try_alloc(max_rows * width)?,
             logits: device.try_alloc(max_rows * vocab_size)?,
         })
+    }
+
+    /// Takes `path` from now on, as far as there is a copy for it.
+    pub(super) fn set_path(&mut self, path: HeadPath) {
+        let copy = self.screened.take().or(self.set_aside.take());
+        match path {
+            HeadPath::Dense => self.set_aside = copy,
+            HeadPath::Screened => self.screened = copy,
+        }
     }
 
     pub(super) fn screened(&self) -> Option<&ScreenedHead> {

@@ -1,6 +1,6 @@
-//! The weights of a decoder, read once from a checkpoint.
+//! The weights of a decoder, read once from a checkpoint, or planted.
 //!
-//! In: an opened [`Checkpoint`] and the [`ModelConfig`] that says which tensors it must hold. Out: matrices packed for
+//! In: a [`WeightSource`] and the [`ModelConfig`] that says which tensors it must hold. Out: matrices packed for
 //! the kernels and fp32 vectors. Norm weights are stored as they multiply (`1 + w` where the config says so), so no
 //! layer asks. Every tensor's presence and shape is checked before the first is read, and tensors nobody read are
 //! refused at the end.
@@ -18,7 +18,7 @@ use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16, Product};
 use crate::kernels::stock_matmul::{self, StockMatrix};
 use crate::options::WeightFormat;
-use crate::weights::{Checkpoint, GatedMlp, Linear, WeightLoader};
+use crate::weights::{GatedMlp, Linear, WeightLoader, WeightSource};
 
 /// All weights of a decoder.
 #[derive(Debug)]
@@ -113,22 +113,23 @@ pub struct GatedDeltaWeights {
 }
 
 impl DecoderWeights {
-    /// Reads all weights of `config` from `checkpoint` to `device`, the linear layers in `format` and, when `with_q_views`, so that Q
+    /// Reads all weights of `config` from `source` to `device`, the linear layers in `format` and, when `with_q_views`, so that Q
     /// passes can run; many layers at once. Embedding and LM head are held as BF16.
     ///
     /// # Errors
     /// [`CheckpointError`] when a tensor is missing, extra, damaged, or of another shape or dtype;
     /// [`DeviceError`](crate::error::DeviceError) when the device has no room.
-    pub fn load(
+    pub fn load<'a>(
         device: &Device,
-        checkpoint: &Checkpoint,
+        source: impl Into<WeightSource<'a>>,
         config: &ModelConfig,
         format: WeightFormat,
         with_q_views: bool,
     ) -> Result<Self> {
-        checkpoint.check(&config.weight_names.tensors(config))?;
+        let source = source.into();
+        source.check(&config.weight_names.tensors(config))?;
         let loader = Loader {
-            tensors: WeightLoader { checkpoint, device },
+            tensors: WeightLoader { source, device },
             config,
             format,
             with_q_views,
@@ -152,7 +153,7 @@ impl DecoderWeights {
             layers: layers?,
             stock: None,
         };
-        checkpoint.finish(config.weight_names.ignored_prefixes)?;
+        source.finish(config.weight_names.ignored_prefixes)?;
         Ok(weights)
     }
 
@@ -160,14 +161,15 @@ impl DecoderWeights {
     ///
     /// # Errors
     /// As for [`load`](Self::load).
-    pub fn load_stock(
+    pub fn load_stock<'a>(
         device: &Device,
-        checkpoint: &Checkpoint,
+        source: impl Into<WeightSource<'a>>,
         config: &ModelConfig,
     ) -> Result<Self> {
-        checkpoint.check(&config.weight_names.tensors(config))?;
+        let source = source.into();
+        source.check(&config.weight_names.tensors(config))?;
         let loader = Loader {
-            tensors: WeightLoader { checkpoint, device },
+            tensors: WeightLoader { source, device },
             config,
             format: WeightFormat::Bf16,
             with_q_views: false,
@@ -191,7 +193,7 @@ impl DecoderWeights {
                 head_is_copy: config.tie_word_embeddings,
             }),
         };
-        checkpoint.finish(config.weight_names.ignored_prefixes)?;
+        source.finish(config.weight_names.ignored_prefixes)?;
         Ok(weights)
     }
 
@@ -385,7 +387,7 @@ impl Loader<'_> {
     fn post_norms(&self, norms: PostNorms, i: usize) -> Result<PostNormWeights> {
         let scalar = || {
             let name = self.name(Role::LayerScalar, i);
-            let values = self.tensors.checkpoint.tensor_f32(&name, &[1])?;
+            let values = self.tensors.source.tensor_f32(&name, &[1])?;
             Ok::<_, CheckpointError>(values[0])
         };
         Ok(PostNormWeights {
@@ -396,9 +398,7 @@ impl Loader<'_> {
     }
 
     fn attention(&self, config: &AttentionConfig, i: usize) -> Result<AttentionWeights> {
-        // Llama files of before transformers 4.32 carry the frequencies, which the config gives exactly.
-        let frequencies = self.config.weight_names.rotary_frequencies(i);
-        self.tensors.checkpoint.skip(&frequencies);
+        self.skip_rotary_frequencies(i);
         let v_proj = || self.linear(Role::VProj, i);
         let gate_proj = || self.linear(Role::OutputGateProj, i);
         Ok(AttentionWeights {
@@ -430,6 +430,13 @@ impl Loader<'_> {
         })
     }
 
+    /// Llama files of before transformers 4.32 carry the frequencies, which the config gives exactly.
+    fn skip_rotary_frequencies(&self, i: usize) {
+        if let Some(checkpoint) = self.tensors.source.checkpoint() {
+            checkpoint.skip(&self.config.weight_names.rotary_frequencies(i));
+        }
+    }
+
     fn stock_layer(&self, i: usize) -> Result<StockLayer> {
         Ok(StockLayer {
             input_norm: self.norm(Role::InputNorm, i)?,
@@ -446,8 +453,7 @@ impl Loader<'_> {
     }
 
     fn stock_attention(&self, config: &AttentionConfig, i: usize) -> Result<StockAttention> {
-        let frequencies = self.config.weight_names.rotary_frequencies(i);
-        self.tensors.checkpoint.skip(&frequencies);
+        self.skip_rotary_frequencies(i);
         Ok(StockAttention {
             q_proj: self.stock_matrix(&[Role::QProj], i)?,
             k_proj: self.stock_matrix(&[Role::KProj], i)?,
@@ -477,19 +483,13 @@ impl Loader<'_> {
 
     /// Matrices of one layer that read the same rows, one after another.
     fn stock_matrix(&self, roles: &[Role], layer: usize) -> Result<StockMatrix> {
-        let shape_of = |role: Role| role.shape(self.config, layer);
-        let part = |&role: &Role| {
-            let shape = shape_of(role);
-            self.tensors
-                .rows_bf16(&self.name(role, layer), [shape[0], shape[1]])
-        };
-        let parts = roles.iter().map(part).collect::<Result<Vec<_>>>()?;
-        let in_features = shape_of(roles[0])[1];
-        Ok(StockMatrix::of_parts(
-            self.tensors.device,
-            &parts,
-            in_features,
-        )?)
+        let parts: Vec<(String, usize)> = roles
+            .iter()
+            .map(|&role| (self.name(role, layer), role.shape(self.config, layer)[0]))
+            .collect();
+        let in_features = roles[0].shape(self.config, layer)[1];
+        let rows = self.tensors.rows_together(&parts, in_features)?;
+        Ok(StockMatrix::from_rows(rows, in_features))
     }
 
     /// The norm of query or key heads, if the model has it.
@@ -529,7 +529,7 @@ impl Loader<'_> {
     /// A norm's weight as it multiplies.
     fn norm(&self, role: Role, layer: usize) -> Result<Buffer<f32>> {
         let (name, shape) = (self.name(role, layer), role.shape(self.config, layer));
-        let mut weight = self.tensors.checkpoint.tensor_f32(&name, &shape)?;
+        let mut weight = self.tensors.source.tensor_f32(&name, &shape)?;
         let adds_one = match role {
             Role::FinalNorm => self.config.final_norm_adds_one,
             _ => self.config.layer_norms_add_one,
@@ -542,7 +542,9 @@ impl Loader<'_> {
 
     /// Some exporters write a tied head a second time. Equal bits are skipped; other bits are a config that lies.
     fn skip_tied_head(&self) -> Result<()> {
-        let checkpoint = self.tensors.checkpoint;
+        let Some(checkpoint) = self.tensors.source.checkpoint() else {
+            return Ok(());
+        };
         let (head, embed) = (self.name(Role::LmHead, 0), self.name(Role::Embed, 0));
         let Some(file) = checkpoint.file(&head) else {
             return Ok(());

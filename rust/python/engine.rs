@@ -17,6 +17,7 @@ use crate::model::ModelConfig;
 use crate::options::speculation::{SpeculationPlan, TreePlan, VerifyCosts};
 use crate::options::{EngineOptions, KernelSet, PromptLookup};
 use crate::plan::footprint::ACTIVATION_DTYPE;
+use crate::planted::PlantedPair;
 use crate::request::{Sampling, SamplingParams, Seed};
 use crate::weights::checkpoint::Verification;
 
@@ -44,16 +45,40 @@ impl Engine {
         options: &Bound<'_, PyAny>,
     ) -> PyResult<Self> {
         let options = extract_options(options)?;
-        let opened = py.detach(|| {
-            catch_panic(|| engine::Engine::open(&model, drafter.as_deref(), &options))
-        })?;
-        // Numpy's interface is looked up now: later, a pending Ctrl-C could make that look-up fail.
-        numpy::PyArray1::<f32>::zeros(py, 0, false);
-        Ok(Self {
-            process_id: std::process::id(),
-            record_shape: RecordShape::of(opened.config()),
-            inner: Mutex::new(Some(opened)),
+        Self::opened(py, || {
+            engine::Engine::open(&model, drafter.as_deref(), &options)
         })
+    }
+
+    /// An engine on planted weights; it goes by the texts of `add_script` when it `speculates`.
+    #[staticmethod]
+    #[pyo3(signature = (*, name, speculates, options))]
+    fn planted(
+        py: Python<'_>,
+        name: &str,
+        speculates: bool,
+        options: &Bound<'_, PyAny>,
+    ) -> PyResult<Self> {
+        let options = extract_options(options)?;
+        let pair = PlantedPair::named(name)?;
+        Self::opened(py, || {
+            engine::Engine::open_planted(&pair, speculates, &options)
+        })
+    }
+
+    #[pyo3(signature = (*, speculates, options))]
+    fn switch_to(
+        &self,
+        py: Python<'_>,
+        speculates: bool,
+        options: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let options = extract_options(options)?;
+        self.with(py, |engine| engine.switch_to(speculates, &options))
+    }
+
+    fn add_script(&self, py: Python<'_>, token_ids: Vec<u32>) -> PyResult<()> {
+        self.with(py, |engine| engine.add_script(token_ids))
     }
 
     fn describe<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -161,6 +186,20 @@ impl Engine {
 }
 
 impl Engine {
+    fn opened(
+        py: Python<'_>,
+        open: impl FnOnce() -> Result<engine::Engine> + Send,
+    ) -> PyResult<Self> {
+        let opened = py.detach(|| catch_panic(open))?;
+        // Numpy's interface is looked up now: later, a pending Ctrl-C could make that look-up fail.
+        numpy::PyArray1::<f32>::zeros(py, 0, false);
+        Ok(Self {
+            process_id: std::process::id(),
+            record_shape: RecordShape::of(opened.config()),
+            inner: Mutex::new(Some(opened)),
+        })
+    }
+
     /// Runs `work` on the engine with the interpreter released; a panic in it closes the engine.
     fn with<R: Send>(
         &self,

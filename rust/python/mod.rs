@@ -6,6 +6,7 @@ mod errors;
 mod kernels;
 mod outputs;
 mod plan;
+mod planted;
 mod stage_times;
 mod w12;
 mod weights;
@@ -39,6 +40,8 @@ mod core_module {
     use super::outputs::{EngineMetrics, EngineOutput, RoundRecord, ScoreRecord, StepEvent};
     #[pymodule_export]
     use super::plan::{available_bytes, plan};
+    #[pymodule_export]
+    use super::planted::planted_acceptance;
 
     /// What can be loaded, for those who judge a checkpoint before loading it.
     #[pymodule_init]
@@ -54,7 +57,9 @@ mod core_module {
             module.py(),
             config::supported_architectures().collect::<Vec<_>>(),
         )?;
-        module.add("DRAFTER_ARCHITECTURES", drafters)
+        module.add("DRAFTER_ARCHITECTURES", drafters)?;
+        let planted = PyTuple::new(module.py(), crate::planted::names().collect::<Vec<_>>())?;
+        module.add("PLANTED_NAMES", planted)
     }
     #[pymodule_export]
     use super::w12::w12_module;

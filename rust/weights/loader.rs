@@ -1,35 +1,115 @@
-//! Tensors of a checkpoint in the memory of a device.
+//! Tensors of a checkpoint, or planted ones, in the memory of a device.
 //!
-//! In: an opened [`Checkpoint`] and a [`Device`]. Out: matrices in the layout that the device's kernels read, and fp32
-//! vectors. For a GPU each is laid out on the host, one at a time on a thread, and copied; no copy stays behind.
+//! In: an opened [`Checkpoint`] or [`PlantedWeights`], and a [`Device`]. Out: matrices in the layout that the device's kernels read, and fp32
+//! vectors. For a GPU a checkpoint's are laid out on the host, one at a time on a thread, and copied; no copy stays behind.
 
 use half::bf16;
 
-use super::checkpoint::{Checkpoint, Matrix};
+use super::checkpoint::{Checkpoint, Matrix, Verification};
 use super::linear::Linear;
+use super::planted::PlantedWeights;
 use super::w12::{Encoding, encode};
 use crate::device::{Buffer, Device};
-use crate::error::Result;
+use crate::error::{CheckpointError, Result};
 use crate::kernels::bf16_matmul::PackedBf16;
 use crate::options::WeightFormat;
 
-/// Reads tensors of one checkpoint for one device.
+/// Where tensors come from.
+#[derive(Clone, Copy)]
+pub enum WeightSource<'a> {
+    /// A directory.
+    Checkpoint(&'a Checkpoint),
+    /// Recipes.
+    Planted(&'a PlantedWeights),
+}
+
+impl<'a> From<&'a Checkpoint> for WeightSource<'a> {
+    fn from(checkpoint: &'a Checkpoint) -> Self {
+        Self::Checkpoint(checkpoint)
+    }
+}
+
+impl<'a> From<&'a PlantedWeights> for WeightSource<'a> {
+    fn from(weights: &'a PlantedWeights) -> Self {
+        Self::Planted(weights)
+    }
+}
+
+impl<'a> WeightSource<'a> {
+    /// The checkpoint, if it is one.
+    pub fn checkpoint(self) -> Option<&'a Checkpoint> {
+        match self {
+            Self::Checkpoint(checkpoint) => Some(checkpoint),
+            Self::Planted(_) => None,
+        }
+    }
+
+    /// Checks the presence and shape of all tensors before any is read; planted ones have whatever shape is wanted.
+    ///
+    /// # Errors
+    /// As for [`Checkpoint::check`].
+    pub fn check(self, expected: &[(String, Vec<usize>)]) -> Result<(), CheckpointError> {
+        self.checkpoint().map_or(Ok(()), |c| c.check(expected))
+    }
+
+    /// Ends loading; see [`Checkpoint::finish`].
+    ///
+    /// # Errors
+    /// [`CheckpointError::UnusedTensors`].
+    pub fn finish(self, ignored_prefixes: &[&str]) -> Result<(), CheckpointError> {
+        let checkpoint = self.checkpoint();
+        checkpoint.map_or(Ok(()), |c| c.finish(ignored_prefixes))
+    }
+
+    /// What has been proved so far; of planted weights nothing is.
+    pub fn verification(self) -> Verification {
+        let checkpoint = self.checkpoint();
+        checkpoint.map_or_else(Verification::default, Checkpoint::verification)
+    }
+
+    /// Reads tensor `name` of any rank, row-major, widened to fp32.
+    ///
+    /// # Errors
+    /// As for [`Checkpoint::tensor_f32`].
+    pub fn tensor_f32(self, name: &str, shape: &[usize]) -> Result<Vec<f32>, CheckpointError> {
+        match self {
+            Self::Checkpoint(checkpoint) => checkpoint.tensor_f32(name, shape),
+            Self::Planted(weights) => Ok(weights.values(name, shape.iter().product())),
+        }
+    }
+}
+
+/// Reads tensors from one source for one device.
 #[derive(Clone, Copy)]
 pub struct WeightLoader<'a> {
     /// What is read.
-    pub checkpoint: &'a Checkpoint,
+    pub source: WeightSource<'a>,
     /// Where it is put.
     pub device: &'a Device,
 }
 
-impl WeightLoader<'_> {
+impl<'a> WeightLoader<'a> {
+    /// A loader from `source` to `device`.
+    pub fn of(source: impl Into<WeightSource<'a>>, device: &'a Device) -> Self {
+        Self {
+            source: source.into(),
+            device,
+        }
+    }
+
     /// Reads matrix `name` of `[out_features, in_features]` and holds it in `format`, if it allows.
     ///
     /// # Errors
     /// [`CheckpointError`](crate::error::CheckpointError) when the tensor is missing, damaged, or has another shape or
     /// dtype; [`DeviceError`](crate::error::DeviceError) when the device has no room.
     pub fn linear(&self, name: &str, shape: [usize; 2], format: WeightFormat) -> Result<Linear> {
-        Ok(match self.checkpoint.matrix(name, shape, format)? {
+        let checkpoint = match self.source {
+            WeightSource::Checkpoint(checkpoint) => checkpoint,
+            WeightSource::Planted(weights) => {
+                return weights.linear(self.device, name, shape, format, false);
+            }
+        };
+        Ok(match checkpoint.matrix(name, shape, format)? {
             Matrix::Bf16(weights) => Linear::Bf16(self.pack(&weights, shape)?),
             Matrix::W12(weights) => Linear::W12(weights.pack_on(self.device)?),
         })
@@ -45,7 +125,13 @@ impl WeightLoader<'_> {
         shape: [usize; 2],
         format: WeightFormat,
     ) -> Result<Linear> {
-        let weights = match self.checkpoint.matrix(name, shape, format)? {
+        let checkpoint = match self.source {
+            WeightSource::Checkpoint(checkpoint) => checkpoint,
+            WeightSource::Planted(weights) => {
+                return weights.linear(self.device, name, shape, format, true);
+            }
+        };
+        let weights = match checkpoint.matrix(name, shape, format)? {
             Matrix::W12(weights) => return Ok(Linear::W12(weights.pack_on(self.device)?)),
             Matrix::Bf16(weights) => weights,
         };
@@ -64,7 +150,10 @@ impl WeightLoader<'_> {
     /// # Errors
     /// As for [`Self::linear`].
     pub fn matrix_bf16(&self, name: &str, shape: [usize; 2]) -> Result<PackedBf16> {
-        self.pack(&self.rows_bf16(name, shape)?, shape)
+        match self.source {
+            WeightSource::Checkpoint(_) => self.pack(&self.rows_bf16(name, shape)?, shape),
+            WeightSource::Planted(weights) => weights.matrix_bf16(self.device, name, shape),
+        }
     }
 
     /// Reads matrix `name` of `out_features` rows, cut into BF16 matrices of `widths` columns.
@@ -104,7 +193,36 @@ impl WeightLoader<'_> {
     pub fn tensor_f32(&self, name: &str, shape: &[usize]) -> Result<Buffer<f32>> {
         Ok(self
             .device
-            .constants(&self.checkpoint.tensor_f32(name, shape)?)?)
+            .constants(&self.source.tensor_f32(name, shape)?)?)
+    }
+
+    /// Reads matrices of `in_features` columns, each by name and rows, one after another and row-major, into the memory
+    /// of the device.
+    ///
+    /// # Errors
+    /// As for [`Self::linear`].
+    pub fn rows_together(
+        &self,
+        parts: &[(String, usize)],
+        in_features: usize,
+    ) -> Result<Buffer<bf16>> {
+        let num_rows: usize = parts.iter().map(|(_, num_rows)| num_rows).sum();
+        let mut rows = self.device.try_alloc(num_rows * in_features)?;
+        let mut first = 0;
+        for (name, num_rows) in parts {
+            let shape = [*num_rows, in_features];
+            match self.source {
+                WeightSource::Planted(weights) => {
+                    weights.rows_into(self.device, name, shape, &mut rows, first)?;
+                }
+                WeightSource::Checkpoint(_) => {
+                    let part = self.device.buffer_of(&self.rows_bf16(name, shape)?)?;
+                    rows.copy_range(first, &part, 0..part.len())?;
+                }
+            }
+            first += num_rows * in_features;
+        }
+        Ok(rows)
     }
 
     /// Reads matrix `name` as BF16, row-major, on the host.
@@ -112,7 +230,11 @@ impl WeightLoader<'_> {
     /// # Errors
     /// As for [`Self::linear`].
     pub fn rows_bf16(&self, name: &str, shape: [usize; 2]) -> Result<Vec<bf16>> {
-        match self.checkpoint.matrix(name, shape, WeightFormat::Bf16)? {
+        let checkpoint = match self.source {
+            WeightSource::Checkpoint(checkpoint) => checkpoint,
+            WeightSource::Planted(weights) => return weights.rows(self.device, name, shape),
+        };
+        match checkpoint.matrix(name, shape, WeightFormat::Bf16)? {
             Matrix::Bf16(weights) => Ok(weights),
             Matrix::W12(_) => unreachable!("BF16 was asked for"),
         }

@@ -39,6 +39,25 @@ def bench(
     acceptance: Annotated[
         bool, typer.Option("--acceptance", help="Measure how many tokens a pass of the target gives.")
     ] = False,
+    presets: Annotated[
+        str | None,
+        typer.Option(
+            help="Time ways to decode against each other: plain, stock, ddtree, specpilot, fitted, by commas."
+        ),
+    ] = None,
+    ladder: Annotated[
+        bool, typer.Option("--ladder", help="Time the parts of the method, each on top of those before.")
+    ] = False,
+    planted: Annotated[
+        str | None,
+        typer.Option(
+            help="With --presets or --ladder: a made-up model of a published shape instead of --model, whose "
+            "drafts are right as often as a stated profile says (modelled acceptance)."
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that presets are timed for.")] = 5,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of a planted model's prompts.")] = 512,
+    device: Annotated[str, typer.Option(help=help_of(EngineOptions, "device"))] = EngineOptions.device,
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="Target: a directory or a hub id.")
     ] = None,
@@ -98,14 +117,48 @@ def bench(
     plot: Annotated[Path | None, typer.Option(help="Draw the report into this PNG file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON for programs.")] = False,
 ) -> None:
-    """Measure what speculation gains on given prompts. Exit code 1 if a token is not plain decoding's."""
-    from specpilot_rs.bench.acceptance import AcceptanceRun, read_prompt_sets
+    """Measure what speculation gains. Exit code 1 if a token is not plain decoding's."""
     from specpilot_rs.bench.plot import require_matplotlib
 
-    if not acceptance:
-        raise option_error("give --acceptance: it is what bench measures in this release")
-    if demo == (model is not None):
-        raise option_error("give --model DIRECTORY_OR_HUB_ID, or --demo for the bundled pair")
+    is_timed = ladder or presets is not None
+    if acceptance == is_timed:
+        raise option_error("give --acceptance, or --presets or --ladder: one of them is what bench measures")
+    if planted is not None and not is_timed:
+        raise option_error("--planted goes with --presets or --ladder: its acceptance is made, not measured")
+    if [demo, model is not None, planted is not None].count(True) != 1:
+        also = ", or --planted NAME" if is_timed else ""
+        raise option_error(f"give --model DIRECTORY_OR_HUB_ID, or --demo for the bundled pair{also}")
+    if is_timed:
+        from specpilot_rs.bench.timing_command import TimingSettings, measure_presets
+
+        if len(drafter or []) > 1 or (drafter and planted):
+            raise option_error("presets are timed with one drafter, and a planted model comes with its own")
+        if plot is not None:
+            require_matplotlib()
+        timed_files = {
+            kind: None if path is None else writable(path) for kind, path in (("json", output), ("png", plot))
+        }
+        _refuse_to_overwrite(prompts or [], timed_files)
+        settings_of_timing = TimingSettings(
+            presets=presets,
+            ladder=ladder,
+            planted=planted,
+            model=model,
+            drafter=drafter[0] if drafter else None,
+            prompts=prompts or [],
+            rounds=rounds,
+            prompt_tokens=prompt_tokens,
+            max_tokens=max_tokens,
+            device=device,
+            max_model_len=max_model_len,
+            num_threads=num_threads,
+            revision=revision,
+            seed=seed,
+        )
+        measure_presets(settings_of_timing, timed_files, as_json)
+        return
+    from specpilot_rs.bench.acceptance import AcceptanceRun, read_prompt_sets
+
     if not prompts:
         raise option_error("give --prompts FILE, JSON lines with a prompt each")
     drafters = drafter or (["dflash2"] if demo else [])

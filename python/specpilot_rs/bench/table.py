@@ -37,15 +37,15 @@ def table(report: Mapping[str, Any]) -> Iterator[str]:
         num_prompts, most = prompt_set["num_prompts"], report["max_tokens"]
         yield f"{prompt_set['set']}: {num_prompts} prompts, up to {most} tokens each"
         rows = [_cells(item["name"], item["results"][index]) for item in configurations]
-        yield from _aligned([_COLUMNS, *rows])
+        yield from aligned([_COLUMNS, *rows])
         yield ""
     if report["policy_differences"]:
         yield "tau of one tree less that of another, same prompts"
         rows = [(item["of"], "less", item["to"], _difference(item)) for item in report["policy_differences"]]
-        yield from _aligned(rows, num_words=3)
+        yield from aligned(rows, num_words=3)
         yield ""
     yield "accepted at position 1, 2, ... in percent; passes that accepted 0, 1, 2, ... drafts"
-    yield from _aligned([_lengths(item) for item in configurations], num_words=3)
+    yield from aligned([_lengths(item) for item in configurations], num_words=3)
     yield ""
     yield from _LEGEND
     for item in report["skipped"]:
@@ -82,7 +82,7 @@ def _lengths(configuration: Mapping[str, Any]) -> tuple[str, ...]:
     return configuration["name"], percent + more, " ".join(map(str, result["accepted_lengths"]))
 
 
-def _aligned(rows: Sequence[Sequence[str]], num_words: int = 1) -> Iterator[str]:
+def aligned(rows: Sequence[Sequence[str]], num_words: int = 1) -> Iterator[str]:
     """Yields rows in columns, the first `num_words` of them flush left and figures flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

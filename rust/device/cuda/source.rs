@@ -43,6 +43,7 @@ pub const KERNEL_SOURCES: &[KernelSource] = sources! {
     "gdn_wy", true;
     "greedy_argmax", true;
     "lm_head_screen", true;
+    "plant_matrix", false;
     "rms_norm", true;
     "rope", true;
     "round_rows", true;

@@ -48,10 +48,7 @@ impl Eagle3Weights {
         vocab_size: usize,
     ) -> Result<Self> {
         let checkpoint = Checkpoint::open(dir)?;
-        let tensors = WeightLoader {
-            checkpoint: &checkpoint,
-            device,
-        };
+        let tensors = WeightLoader::of(&checkpoint, device);
         let (hidden, inter) = (config.hidden_size, config.intermediate_size);
         let (q_dim, kv_dim) = (config.q_dim(), config.kv_dim());
         let prefix = config.layer_prefix();

@@ -11,6 +11,7 @@ const NUM_ROUNDS: usize = 10;
 enum Use {
     TokenNoise,
     RequestSeed,
+    PlantedDraft,
 }
 
 /// The four words of `counter` under `key`.
@@ -58,6 +59,12 @@ pub fn request_seed(engine_seed: u64, index: u64) -> u64 {
         [index[0], index[1], 0, Use::RequestSeed as u32],
         engine_seed,
     )
+}
+
+/// A number from 0 up to 1 for a draft of the token at `position` after the anchor token at `anchor`.
+pub fn draft_uniform(seed: u64, position: u32, anchor: u32) -> f64 {
+    let bits = bits([position, anchor, 0, Use::PlantedDraft as u32], seed);
+    (bits >> 11) as f64 / (1_u64 << 53) as f64
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::error::Error;
+use crate::weights::Checkpoint;
 use crate::weights::raw_safetensors::{
     RawTensor, copy, demo_target, edit_json, edit_tensors, family, read_dir,
 };

@@ -18,6 +18,7 @@ mod gdn_wy;
 mod greedy_argmax;
 mod linear;
 mod lm_head_screen;
+mod plant_matrix;
 mod rms_norm;
 mod rope;
 mod round_rows;
@@ -76,6 +77,8 @@ pub(super) mod kernels_module {
     use super::linear::multiply_together;
     #[pymodule_export]
     use super::lm_head_screen::{has_byte_products, lm_head_intervals, lm_head_screen};
+    #[pymodule_export]
+    use super::plant_matrix::{plant_matrix, planted_matmul};
     #[pymodule_export]
     use super::rms_norm::rms_norm;
     #[pymodule_export]

@@ -23,7 +23,7 @@ fn matrix_bf16(
     shape: [usize; 2],
 ) -> crate::error::Result<PackedBf16> {
     let device = &Device::host(Some(1))?;
-    WeightLoader { checkpoint, device }.matrix_bf16(name, shape)
+    WeightLoader::of(checkpoint, device).matrix_bf16(name, shape)
 }
 
 fn message(error: CheckpointError, parts: &[&str]) -> String {

@@ -1,26 +1,30 @@
-// Weights that are a function of seed, row and column, written in three layouts by kernels that share only that function.
+// Weights that are a function of a seed, a row and a column, written in the layouts that matmuls read.
 //
-// Rows are Gaussian with a log-normal spread of scales; a few weights lie far below or above, so that about 4e-4 of all
-// are outside their channel's window, below and above. Nothing is ever encoded on the host.
+// All entries share only that function, `weight_bits`, so a matrix holds the same numbers in every layout, and no code
+// is ever encoded on the host. Whole numbers and exactly rounded products alone: the host computes the same bits.
 #include "async_copy.cuh"
 
 constexpr u32 TILE_CHANNELS = 16, TILE_COLUMNS = 64, NOTE_BYTES = 64, NOTE_ENTRIES = 10;
+constexpr u64 ROW_SALT = 0x9E3779B97F4A7C15ull;
+constexpr u32 LAYER = 0, SUCCESSORS = 2;
 
-struct PlantParams {
+struct PlantMatrixParams {
     u8* slices;              // w12 or bf16 layout
     const u32* slice_starts; // num_slices + 1
     u32* escape_starts;      // counted first, then starts
     u32* escapes;
     u16* rows;               // [out_features][in_features]
-    const u16* x;            // [num_rows][k_tiles * 64] BF16
-    double* reference;       // [num_rows][out_features]
-    double* magnitude;       // sum of |x w|
-    u32 seed;
-    u32 num_rows;
     u32 out_features;
     u32 in_features;
     u32 k_tiles;
     u32 num_slices;
+    u32 seed;
+    u32 kind;
+    float unit;              // a weight's factor
+    u32 table_seed;          // SUCCESSORS: rows of the table
+    u32 strides[2];          // from a row to the one that it is the first and second successor of
+    u32 strength;            // share of the first one's row, in 256ths
+    u32 noise;               // share of the row's own numbers, in 256ths
 };
 
 __device__ __forceinline__ u64 mix(u64 z) {
@@ -29,27 +33,50 @@ __device__ __forceinline__ u64 mix(u64 z) {
     return z ^ z >> 31;
 }
 
-__device__ __forceinline__ float gaussian(u64 bits) {
-    const float u = (static_cast<u32>(bits) >> 8) * 0x1p-24f + 0x1p-25f;
-    const float v = (static_cast<u32>(bits >> 32) >> 8) * 0x1p-24f;
-    return sqrtf(-2.0f * logf(u)) * cospif(2.0f * v);
+__device__ __forceinline__ u64 row_key(u32 seed, u32 row) { return mix(static_cast<u64>(seed) << 32 ^ row); }
+
+// Nearly Gaussian: the sum of four even numbers of 16 bits about zero, never zero itself.
+__device__ __forceinline__ int centred(u64 bits) {
+    const u32 sum = (bits & 0xFFFF) + (bits >> 16 & 0xFFFF) + (bits >> 32 & 0xFFFF) + (bits >> 48);
+    return static_cast<int>(2 * sum) - 262139;
 }
 
-__device__ __forceinline__ float row_scale(u32 seed, u32 row) {
-    return 0.02f * expf(0.35f * gaussian(mix(static_cast<u64>(seed) << 32 ^ row ^ 0x9E3779B97F4A7C15ull)));
+// A row's factor: layers' rows are 0.5 to 1.5 times as large as `unit` says.
+__device__ __forceinline__ float row_unit(const PlantMatrixParams& p, u32 row) {
+    if (p.kind != LAYER) return p.unit;
+    const u64 bits = mix(row_key(p.seed, row) ^ ROW_SALT);
+    const u32 spread = 65536 + (bits & 0xFFFF) + (bits >> 16 & 0xFFFF);
+    return __fmul_rn(p.unit, __fmul_rn(__uint2float_rn(spread), 0x1p-17f));
 }
 
-// Exponent base of a row: its window reaches from 2^-12 to 2^4 times the row's scale.
-__device__ __forceinline__ u32 row_base(u32 seed, u32 row) { return (__float_as_uint(row_scale(seed, row)) >> 23) - 12; }
+// The window of a layer's row: up to the largest number that a row can draw, some 2^18 units.
+__device__ __forceinline__ u32 row_base(const PlantMatrixParams& p, u32 row) {
+    return (__float_as_uint(row_unit(p, row)) >> 23) + 3;
+}
 
-__device__ __forceinline__ u32 weight_bits(u32 seed, u32 row, u32 column) {
-    const u64 bits = mix(mix(static_cast<u64>(seed) << 32 ^ row) ^ column);
-    const u32 lot = mix(bits) & 0xFFFFF;
-    float w = gaussian(bits) * row_scale(seed, row);
-    if (lot < 160) w *= 0x1p-14f;
-    else if (lot < 180) w *= 64.0f;
+__device__ __forceinline__ u32 round_to_bf16(float w) {
     const u32 f = __float_as_uint(w);
     return (f + 0x7FFF + (f >> 16 & 1)) >> 16;
+}
+
+__device__ __forceinline__ u32 weight_bits(const PlantMatrixParams& p, u32 row, u32 column) {
+    const u64 bits = mix(row_key(p.seed, row) ^ column);
+    if (p.kind == SUCCESSORS) {
+        const u32 n = p.out_features, first = (row + n - p.strides[0]) % n, second = (row + n - p.strides[1]) % n;
+        const int rival = static_cast<int>(p.strength * (90 + mix(row_key(p.seed, row) ^ ROW_SALT) % 103) / 256);
+        const int sum = static_cast<int>(p.strength) * centred(mix(row_key(p.table_seed, first) ^ column)) +
+                        rival * centred(mix(row_key(p.table_seed, second) ^ column)) +
+                        static_cast<int>(p.noise) * centred(bits);
+        return round_to_bf16(__fmul_rn(__int2float_rn(sum), p.unit));
+    }
+    float w = __fmul_rn(__int2float_rn(centred(bits)), row_unit(p, row));
+    if (p.kind == LAYER) {
+        // Far below or above the window, so that with the Gaussian's own about 4e-4 of all weights escape.
+        const u32 lot = mix(bits) & 0xFFFFF;
+        if (lot < 300) w *= 0x1p-14f;
+        else if (lot < 320) w *= 64.0f;
+    }
+    return round_to_bf16(w);
 }
 
 __device__ __forceinline__ u32 channel_of(u32 lane, u32 slot) { return lane / 4 + 8 * (slot / 2 % 2); }
@@ -59,29 +86,29 @@ __device__ __forceinline__ u32 column_of(u32 lane, u32 slot) {
 }
 
 // Bits of the weight in a lane's slot of a super-tile; zero in the padding, which `is_padding` tells apart.
-__device__ __forceinline__ u32 slot_bits(const PlantParams& p, u32 tile, u32 k_tile, u32 lane, u32 slot, bool& is_padding) {
+__device__ __forceinline__ u32 slot_bits(const PlantMatrixParams& p, u32 tile, u32 k_tile, u32 lane, u32 slot, bool& is_padding) {
     const u32 row = tile * TILE_CHANNELS + channel_of(lane, slot), column = k_tile * TILE_COLUMNS + column_of(lane, slot);
     is_padding = row >= p.out_features || column >= p.in_features;
-    return is_padding ? 0 : weight_bits(p.seed, row, column);
+    return is_padding ? 0 : weight_bits(p, row, column);
 }
 
 // The code of a weight, and whether it escapes.
 __device__ __forceinline__ u32 code_of(u32 bits, u32 base, bool& escapes) {
     const u32 magnitude = (bits & 0x7FFF) - (base << 7);
     escapes = magnitude >= 0x800;
-    if (!escapes) return bits & 0x8000 | magnitude;
-    return (bits >> 7 & 0xFF) < base ? bits & 0x8000 : bits & 0x8000 | 0x7FF;
+    if (!escapes) return (bits & 0x8000) | magnitude;
+    return (bits >> 7 & 0xFF) < base ? bits & 0x8000 : (bits & 0x8000) | 0x7FF;
 }
 
-extern "C" __global__ void plant_rows(const __grid_constant__ PlantParams p) {
+extern "C" __global__ void plant_rows(const __grid_constant__ PlantMatrixParams p) {
     const u64 all = static_cast<u64>(p.out_features) * p.in_features;
     for (u64 i = blockIdx.x * static_cast<u64>(blockDim.x) + threadIdx.x; i < all; i += gridDim.x * static_cast<u64>(blockDim.x)) {
-        p.rows[i] = weight_bits(p.seed, i / p.in_features, i % p.in_features);
+        p.rows[i] = weight_bits(p, i / p.in_features, i % p.in_features);
     }
 }
 
 // A warp a super-tile.
-extern "C" __global__ void plant_bf16(const __grid_constant__ PlantParams p) {
+extern "C" __global__ void plant_bf16(const __grid_constant__ PlantMatrixParams p) {
     const u32 lane = threadIdx.x % 32, warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, num_warps = gridDim.x * blockDim.x / 32;
     const u32 num_tiles = (p.out_features + TILE_CHANNELS - 1) / TILE_CHANNELS;
     for (u32 i = warp; i < num_tiles * p.k_tiles; i += num_warps) {
@@ -96,18 +123,19 @@ extern "C" __global__ void plant_bf16(const __grid_constant__ PlantParams p) {
 }
 
 // Escapes of a super-tile among a lane's slots, as a mask.
-__device__ __forceinline__ u32 escape_mask(const PlantParams& p, u32 tile, u32 k_tile, u32 lane) {
+__device__ __forceinline__ u32 escape_mask(const PlantMatrixParams& p, u32 tile, u32 k_tile, u32 lane) {
     u32 mask = 0;
     for (u32 slot = 0; slot < 32; slot++) {
         bool padding, escapes;
         const u32 bits = slot_bits(p, tile, k_tile, lane, slot, padding);
-        code_of(bits, row_base(p.seed, tile * TILE_CHANNELS + channel_of(lane, slot)), escapes);
+        code_of(bits, row_base(p, tile * TILE_CHANNELS + channel_of(lane, slot)), escapes);
         if (escapes && !padding) mask |= 1u << slot;
     }
     return mask;
 }
 
-extern "C" __global__ void count_escapes(const __grid_constant__ PlantParams p) {
+// A warp a super-tile.
+extern "C" __global__ void count_escapes(const __grid_constant__ PlantMatrixParams p) {
     const u32 lane = threadIdx.x % 32, warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, num_warps = gridDim.x * blockDim.x / 32;
     const u32 num_tiles = (p.out_features + TILE_CHANNELS - 1) / TILE_CHANNELS;
     for (u32 i = warp; i < num_tiles * p.k_tiles; i += num_warps) {
@@ -117,7 +145,7 @@ extern "C" __global__ void count_escapes(const __grid_constant__ PlantParams p) 
 }
 
 // A warp a slice.
-extern "C" __global__ void plant_w12(const __grid_constant__ PlantParams p) {
+extern "C" __global__ void plant_w12(const __grid_constant__ PlantMatrixParams p) {
     const u32 lane = threadIdx.x % 32, warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, num_warps = gridDim.x * blockDim.x / 32;
     const u32 num_tiles = (p.out_features + TILE_CHANNELS - 1) / TILE_CHANNELS;
     for (u32 i = warp; i < num_tiles * p.num_slices; i += num_warps) {
@@ -131,7 +159,7 @@ extern "C" __global__ void plant_w12(const __grid_constant__ PlantParams p) {
         __syncwarp();
         if (lane < TILE_CHANNELS) {
             const u32 row = tile * TILE_CHANNELS + lane;
-            note[8 + lane] = row < p.out_features ? row_base(p.seed, row) : 112;
+            note[8 + lane] = row < p.out_features ? row_base(p, row) : 112;
         }
         u32 ends = 0;
         for (u32 j = 0; j < 5; j++) ends |= min(starts[min(first + j + 1, end)] - slice_start, 63u) << 6 * j;
@@ -154,7 +182,7 @@ extern "C" __global__ void plant_w12(const __grid_constant__ PlantParams p) {
                     const u32 slot = fragment * 8 + k;
                     bool padding, escapes;
                     const u32 bits = slot_bits(p, tile, first + j, lane, slot, padding);
-                    code[k] = code_of(bits, row_base(p.seed, tile * TILE_CHANNELS + channel_of(lane, slot)), escapes);
+                    code[k] = code_of(bits, row_base(p, tile * TILE_CHANNELS + channel_of(lane, slot)), escapes);
                     if (padding) code[k] = 0;
                     if (mask >> slot & 1) {
                         const u32 entry = lane << 21 | slot << 16 | bits;
@@ -166,37 +194,13 @@ extern "C" __global__ void plant_w12(const __grid_constant__ PlantParams p) {
                 u32 u = 0, v = 0, x = 0;
                 for (u32 k = 0; k < 4; k++) {
                     const u32 a = code[k], b = code[4 + k], next = (k + 1) % 4 * 8, previous = (k + 3) % 4 * 8;
-                    u |= (a >> 15 << 7 | a >> 8 & 7 | (b >> 8 & 7) << 4) << 8 * k | (b >> 15 << 3) << next;
-                    v |= ((a >> 4 & 15) << 4 | b >> 4 & 15) << 8 * k;
+                    u |= (a >> 15 << 7 | (a >> 8 & 7) | (b >> 8 & 7) << 4) << 8 * k | (b >> 15 << 3) << next;
+                    v |= ((a >> 4 & 15) << 4 | (b >> 4 & 15)) << 8 * k;
                     x |= (a & 15) << 8 * k | ((b & 15) << 4) << previous;
                 }
                 plane8[lane * 4 + fragment] = u;
                 plane8[128 + lane * 4 + fragment] = v;
                 plane4[lane * 4 + fragment] = x;
-            }
-        }
-    }
-}
-
-// A warp a channel: exact products, float64 sums.
-extern "C" __global__ void sum_in_float64(const __grid_constant__ PlantParams p) {
-    const u32 lane = threadIdx.x % 32, warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, num_warps = gridDim.x * blockDim.x / 32;
-    for (u32 channel = warp; channel < p.out_features; channel += num_warps) {
-        for (u32 row = 0; row < p.num_rows; row++) {
-            double sum = 0.0, magnitude = 0.0;
-            for (u32 k = lane; k < p.in_features; k += 32) {
-                const float w = __uint_as_float(weight_bits(p.seed, channel, k) << 16);
-                const float x = __uint_as_float(static_cast<u32>(p.x[static_cast<u64>(row) * p.k_tiles * TILE_COLUMNS + k]) << 16);
-                sum += static_cast<double>(w) * x;
-                magnitude += fabs(static_cast<double>(w) * x);
-            }
-            for (u32 step = 16; step > 0; step /= 2) {
-                sum += __shfl_xor_sync(0xFFFFFFFF, sum, step);
-                magnitude += __shfl_xor_sync(0xFFFFFFFF, magnitude, step);
-            }
-            if (lane == 0) {
-                p.reference[static_cast<u64>(row) * p.out_features + channel] = sum;
-                p.magnitude[static_cast<u64>(row) * p.out_features + channel] = magnitude;
             }
         }
     }

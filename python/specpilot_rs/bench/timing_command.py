@@ -1,0 +1,204 @@
+"""`specpilot bench --presets` and `--ladder`: opens what is asked for, measures, publishes.
+
+Whatever is complete when a run ends, however it does, is published.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import typer
+
+from specpilot_rs import _core
+from specpilot_rs.bench.presets import LADDER, Preset, presets_named, with_ladder
+from specpilot_rs.bench.progress import StderrProgress
+from specpilot_rs.bench.report import report_text
+from specpilot_rs.bench.timing import TimingRun
+from specpilot_rs.bench.timing_report import build_timing_report, timing_lines
+from specpilot_rs.errors import SpecPilotError
+from specpilot_rs.options import SpeculativeConfig, option_error
+from specpilot_rs.output_file import writing
+from specpilot_rs.prompt_input import prompt_of, read_jsonl
+
+if TYPE_CHECKING:
+    from specpilot_rs.llm import LLM
+
+_ROOM_TOKENS = 64
+"""Positions beyond prompt and output that trees may take."""
+
+
+@dataclass(frozen=True)
+class TimingSettings:
+    """What `specpilot bench` was asked for.
+
+    Attributes:
+        presets: Names, with commas between; None for the ladder alone.
+        ladder: Whether to measure the ladder, too.
+        planted: Name of a planted model.
+        model: Directory or hub id of the target; None for the bundled pair or a planted model.
+        drafter: Directory or hub id of its drafter.
+        prompts: Files of prompts; none for planted ones, or the demo's own.
+        rounds: Rounds after the warm-up.
+        prompt_tokens: Length of planted prompts.
+        max_tokens: Length of outputs.
+        device: Where to run.
+        max_model_len: Context limit; None for what prompts and outputs need, where that is known.
+        num_threads: Worker threads.
+        revision: Revision of the target on the hub.
+        seed: Seed of planted prompts and of the resampling.
+    """
+
+    presets: str | None
+    ladder: bool
+    planted: str | None
+    model: str | None
+    drafter: str | None
+    prompts: Sequence[Path]
+    rounds: int
+    prompt_tokens: int
+    max_tokens: int
+    device: str
+    max_model_len: int | None
+    num_threads: int | None
+    revision: str | None
+    seed: int
+
+    def chosen(self) -> list[Preset]:
+        """Returns the presets."""
+        if self.presets is None:
+            return list(LADDER)
+        presets = presets_named([name.strip() for name in self.presets.split(",")])
+        return with_ladder(presets) if self.ladder else presets
+
+
+def measure_presets(settings: TimingSettings, files: Mapping[str, Path | None], as_json: bool) -> None:
+    """Measures presets; exit code 1 if a token or a logit is not plain decoding's.
+
+    Args:
+        settings: What was asked for.
+        files: Where to write JSON and PNG.
+        as_json: Whether to print JSON.
+    """
+    presets = settings.chosen()
+    if settings.planted is not None and settings.planted not in _core.PLANTED_NAMES:
+        raise option_error(
+            f"--planted should be one of {', '.join(_core.PLANTED_NAMES)}, got {settings.planted!r}"
+        )
+    run = TimingRun(
+        open_llm=lambda *shape: _open(settings, *shape),
+        drafter=_drafter(settings),
+        prompts=_prompts(settings),
+        presets=presets,
+        max_tokens=settings.max_tokens,
+        is_planted=settings.planted is not None,
+    )
+    stopped: BaseException | None = None
+    with StderrProgress() as progress:
+        run.progress = progress
+        try:
+            run.measure()
+        except (KeyboardInterrupt, SpecPilotError) as error:
+            stopped = error
+    if run.timed:
+        _publish(run, settings, files, as_json)
+    is_wrong = False
+    for timing in run.timings:
+        if timing.preset.is_lossless and (timing.num_wrong_tokens or timing.num_wrong_logits):
+            is_wrong = True
+            typer.echo(
+                f"NOT LOSSLESS: {timing.preset.name}: {timing.num_wrong_tokens} tokens and "
+                f"{timing.num_wrong_logits} rows of logits are not plain decoding's",
+                err=True,
+            )
+    if stopped is not None:
+        raise stopped
+    if is_wrong:
+        raise typer.Exit(1)
+
+
+def _drafter(settings: TimingSettings) -> dict[str, Any]:
+    if settings.planted is not None:
+        return {}
+    if settings.drafter is not None:
+        return {"model": settings.drafter}
+    return {"method": "dflash2"} if settings.model is None else {}
+
+
+def _open(settings: TimingSettings, preset: Preset, head: str, speculation: SpeculativeConfig | None) -> LLM:
+    from specpilot_rs.llm import LLM
+
+    options: dict[str, Any] = {
+        "speculative_config": speculation,
+        "kernels": preset.kernels,
+        "weight_format": preset.weight_format,
+        "head": head,
+        "device": settings.device,
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": 1,
+        "num_threads": settings.num_threads,
+    }
+    if settings.planted is not None:
+        if settings.max_model_len is None:
+            options["max_model_len"] = settings.prompt_tokens + settings.max_tokens + _ROOM_TOKENS
+        return LLM.planted(settings.planted, **options)
+    if settings.model is None:
+        return LLM.demo(**options)
+    return LLM(settings.model, revision=settings.revision, **options)
+
+
+def _prompts(settings: TimingSettings) -> list[dict[str, Any]]:
+    """One prompt a round; of a file's, in turn."""
+    if settings.planted is not None:
+        if settings.prompts:
+            raise option_error("--planted makes its own prompts; leave --prompts out")
+        # Every planted vocabulary has more ids than this.
+        ids = np.random.default_rng(settings.seed).integers(
+            2000, size=(settings.rounds, settings.prompt_tokens)
+        )
+        return [{"prompt_token_ids": row.tolist()} for row in ids]
+    records = [prompt_of(record) for file in settings.prompts for record in read_jsonl(file)]
+    if not records:
+        if settings.model is not None:
+            raise option_error("give --prompts FILE, JSON lines with a prompt each")
+        from specpilot_rs.demo.__main__ import PROMPTS
+
+        records = [{"prompt": text} for text in PROMPTS]
+    return [records[number % len(records)] for number in range(settings.rounds)]
+
+
+def _publish(
+    run: TimingRun, settings: TimingSettings, files: Mapping[str, Path | None], as_json: bool
+) -> None:
+    plan = run.facts
+    is_planted = settings.planted is not None
+    facts = {
+        "target": f"planted {settings.planted}" if is_planted else settings.model or "demo",
+        "planted": settings.planted,
+        "acceptance": "modelled" if is_planted else "measured",
+        "profile": _core.planted_acceptance() if is_planted else None,
+        "drafter": plan["drafter"],
+        "device": plan["device"],
+        "gpu": plan["gpu"],
+        "num_parameters": plan["num_parameters"],
+        "prompt_tokens": settings.prompt_tokens if is_planted else None,
+        "max_tokens": settings.max_tokens,
+    }
+    report = build_timing_report(run, facts, settings.seed)
+    try:
+        if (path := files["json"]) is not None:
+            with writing(path) as handle:
+                handle.write(report_text(report).encode())
+        if (path := files["png"]) is not None:
+            from specpilot_rs.bench.timing_plot import draw_timing
+
+            picture = draw_timing(report)
+            with writing(path) as handle:
+                handle.write(picture)
+    finally:  # a full disk takes the files, not what was measured
+        for line in [json.dumps(report)] if as_json else timing_lines(report):
+            typer.echo(line)

@@ -1,0 +1,68 @@
+"""Planted models on a GPU: the host's numbers in every layout, and decoding that no speculation changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from specpilot_rs import LLM, SamplingParams, _core
+
+DEVICE = "cuda:0"
+kernels = _core.kernels
+SUCCESSORS = (5, [41, 97], 0.4)
+
+
+@pytest.mark.parametrize("shape", [(48, 64), (33, 130), (257, 5120)])
+@pytest.mark.parametrize("kind", ["layer", "table", SUCCESSORS])
+def test_the_gpu_plants_the_hosts_bits(kind: Any, shape: tuple[int, int]) -> None:
+    got, expected = (kernels.plant_matrix(7, shape, 0.02, kind, device=name) for name in (DEVICE, "cpu"))
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("shape", [(48, 64), (33, 130), (96, 5120), (272, 1088)])
+def test_every_layout_holds_these_bits(shape: tuple[int, int]) -> None:
+    """Products of unit vectors are the columns themselves."""
+    rows = kernels.plant_matrix(11, shape, 0.02, "layer")
+    expected = (rows.astype(np.uint32) << 16).view(np.float32)
+    for weight_format in ("bf16", "w12"):
+        for first in range(0, shape[1], 64):
+            columns = np.arange(first, min(first + 64, shape[1]))
+            x = np.zeros((len(columns), shape[1]), np.float32)
+            x[np.arange(len(columns)), columns] = 1
+            got = kernels.planted_matmul(x, 11, shape[0], 0.02, weight_format, device=DEVICE)
+            np.testing.assert_array_equal(got, expected[:, columns].T)
+
+
+@pytest.mark.parametrize("name", ["tiny", "qwen3.5-4b"])
+def test_speculation_changes_nothing(name: str, report: Callable[[str], None]) -> None:
+    params = SamplingParams(max_tokens=48, ignore_eos=True)
+    ids = np.random.default_rng(3).integers(2000, size=(2, 70))
+    prompts = [{"prompt_token_ids": row.tolist()} for row in ids]
+    options = {"device": DEVICE, "max_model_len": 256, "max_num_seqs": 2}
+    plain: list[Any] = []
+    for weight_format in ("bf16", "w12"):
+        llm = LLM.planted(name, {"tree": "ddtree", "q_passes": 1}, weight_format=weight_format, **options)
+        llm.switch_speculation(None, head="dense")
+        outputs = llm.generate(prompts, params, use_tqdm=False, record_logits=True)
+        plain = plain or outputs
+        for output in plain:
+            llm.add_script(output.prompt_token_ids + output.outputs[0].token_ids)
+        assert len({token for output in plain for token in output.outputs[0].token_ids}) > 48
+        for config in ({"tree": "chain"}, {"tree": "ddtree"}, {"q_passes": 1}):
+            compare(outputs, plain)
+            llm.switch_speculation(config)
+            outputs = llm.generate(prompts, params, use_tqdm=False, record_logits=True)
+            taus = [output.metrics.mean_acceptance_length for output in outputs]
+            report(f"{name}, {weight_format}, {config}: tau {np.mean(taus):.2f}")
+            assert np.mean(taus) > 2
+        compare(outputs, plain)
+
+
+def compare(outputs: list[Any], plain: list[Any]) -> None:
+    for output, want in zip(outputs, plain, strict=True):
+        assert output.outputs[0].token_ids == want.outputs[0].token_ids
+        np.testing.assert_array_equal(
+            output.record.logits.view(np.uint32), want.record.logits.view(np.uint32)
+        )
