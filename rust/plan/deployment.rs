@@ -1,4 +1,4 @@
-//! A deployment planned on paper: both weight formats side by side, from `config.json` and, where there are weights,
+//! A deployment planned on paper: all weight formats side by side, from `config.json` and, where there are weights,
 //! their headers. Nothing is loaded, so a model can be planned before it is downloaded.
 
 use std::path::Path;
@@ -50,6 +50,8 @@ pub struct DeploymentPlan {
     pub bf16: FormatPlan,
     /// Linear layers as W12.
     pub w12: FormatPlan,
+    /// Linear layers as FP8, where the checkpoint holds it or a published one would.
+    pub fp8: FormatPlan,
     /// [`OptionError::Memory`] when no format leaves room for a request: of `max_model_len` tokens when that was given,
     /// of one page when it was left to the model.
     pub shortfall: Option<OptionError>,
@@ -125,6 +127,7 @@ impl DeploymentPlan {
             }
         };
         let (bf16, w12) = (format(WeightFormat::Bf16), format(WeightFormat::W12));
+        let fp8 = format(WeightFormat::Fp8);
         let num_tokens = options.max_model_len.unwrap_or(KV_BLOCK);
         let shortfall = match budget.missing_bytes(&bf16.footprint, num_tokens) {
             0 => None,
@@ -139,6 +142,7 @@ impl DeploymentPlan {
             budget,
             bf16,
             w12,
+            fp8,
             shortfall,
         })
     }
@@ -156,6 +160,7 @@ fn refuse_quantized(dir: &Path, config: &ModelConfig, headers: Option<&Checkpoin
         for (name, shape) in config.weight_names.tensors(config) {
             match (headers.dtype(&name), shape.len()) {
                 (None | Some("BF16" | "W12"), _) => {}
+                (Some(_), 2) if headers.is_fp8(&name) => {}
                 (Some("F32"), num_dims) if num_dims != 2 => {}
                 (Some(dtype), _) => {
                     return Err(CheckpointError::Dtype {

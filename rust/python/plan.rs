@@ -85,7 +85,7 @@ fn deployment_dict<'py>(py: Python<'py>, plan: &DeploymentPlan) -> PyResult<Boun
     dict.set_item("gdn_slot_bytes", slot_dict(py, footprint)?)?;
     dict.set_item("assumed_escape_rate", ASSUMED_ESCAPE_RATE)?;
     let formats = PyDict::new(py);
-    for (name, format) in [("bf16", &plan.bf16), ("w12", &plan.w12)] {
+    for (name, format) in [("bf16", &plan.bf16), ("w12", &plan.w12), ("fp8", &plan.fp8)] {
         formats.set_item(name, format_dict(py, format, plan)?)?;
     }
     dict.set_item("formats", formats)?;

@@ -21,7 +21,10 @@ use super::w12_file::stored::{HeaderEntry, StoredTensor, W12_DTYPE, tensors_of_s
 use super::w12_file::{from_metadata, matrix_of_part};
 use crate::error::CheckpointError;
 
+mod fp8;
 mod matrices;
+
+pub use fp8::Fp8Matrix;
 pub use matrices::{Matrix, Verification};
 pub(super) use matrices::{decodes_to, to_weights};
 
@@ -364,6 +367,16 @@ impl Checkpoint {
         }
         if let Some(first) = unused.first() {
             let file = self.shards[self.tensors[first].shard].file.clone();
+            for scale in &unused {
+                if let Some((tensor, entry)) = self.without_use(scale) {
+                    return Err(CheckpointError::UnusedScale {
+                        file,
+                        scale: scale.clone(),
+                        tensor: tensor.to_owned(),
+                        got: entry.tensor.dtype.clone(),
+                    });
+                }
+            }
             return Err(CheckpointError::UnusedTensors {
                 file,
                 tensors: unused,
