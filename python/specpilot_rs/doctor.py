@@ -25,7 +25,7 @@ from specpilot_rs.options import as_integer, shown
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
 _MIN_PYTHON = (3, 11)
-_DTYPES = ("BF16", "F32")
+_DTYPES = ("BF16", "F32", "F8_E4M3")
 # A matrix in 12 bits a weight is stored as these parts, in dtypes of their own.
 _W12_PART = re.compile(r"\.w12_(plane8|plane4|base|counts|escapes)$")
 _UNREADABLE = (OSError, ValueError, RecursionError, MemoryError)

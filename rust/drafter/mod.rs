@@ -29,7 +29,7 @@ use crate::error::Result;
 use crate::model::{DecoderWeights, ModelConfig};
 use crate::options::speculation::DraftScores;
 use crate::weights::checkpoint::Verification;
-use config::DrafterConfig;
+use config::{BlockConfig, DrafterConfig};
 use footprint::DrafterSizes;
 use proposal::Proposal;
 
@@ -164,9 +164,17 @@ pub fn open(
     let taps = pairing::check(files, config, target)?;
     let dir = files.drafter;
     Ok(match config {
-        DrafterConfig::Block(config) => Box::new(block_drafter::BlockDrafter::load(
-            dir, config, taps, device, sizes,
-        )?),
+        DrafterConfig::Block(config) => {
+            // A drafter's block starts as its target does, unless its file says otherwise.
+            let scale = config.input_embedding_scale;
+            let config = BlockConfig {
+                input_embedding_scale: scale.or(Some(target.embedding_scale)),
+                ..config.clone()
+            };
+            Box::new(block_drafter::BlockDrafter::load(
+                dir, &config, taps, device, sizes,
+            )?)
+        }
         DrafterConfig::Eagle3(config) => {
             Box::new(eagle3::Eagle3::load(dir, config, taps, device, sizes)?)
         }

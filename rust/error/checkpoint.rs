@@ -131,6 +131,19 @@ pub enum CheckpointError {
         /// Dtype in the file.
         got: String,
     },
+    /// A quantisation that is not read.
+    #[error(
+        "{file}: `{tensor}` is part of {got} weights, which are not supported; supported: BF16, FP8 (E4M3 with \
+         scales) and W12"
+    )]
+    Quantised {
+        /// The file.
+        file: PathBuf,
+        /// The tensor that tells.
+        tensor: String,
+        /// The quantisation.
+        got: &'static str,
+    },
     /// An FP8 tensor whose scale is missing or does not fit it.
     #[error("{file}: FP8 tensor `{tensor}` should have {expected}, got {got}")]
     Fp8Scale {

@@ -7,6 +7,7 @@
 mod gemma4;
 mod llama;
 mod muse_glimmer;
+mod quantization;
 mod qwen3_5;
 
 use std::path::Path;
@@ -159,6 +160,7 @@ pub(super) fn read_config(dir: &Path) -> Result<ModelConfig> {
         Some(key) => root.section(key)?,
         None => root.clone(),
     };
+    quantization::check(&path, &root)?;
     let traits = (family.traits)(&text)?;
     text.only("attention_bias", &[json!(false)])?;
     text.only("mlp_bias", &[json!(false)])?;
@@ -256,6 +258,8 @@ fn find_family(path: &Path, root: &Section<'_>) -> Result<&'static Family> {
 /// Whether a config that is no target's is some drafter's, served or not: by its class, or keys that only drafters have.
 fn is_drafter(architecture: &str, root: &Section<'_>) -> bool {
     architecture.ends_with("DraftModel")
+        || architecture.ends_with("DSparkModel")
+        || architecture.ends_with("AssistantModel")
         || architecture.contains("Eagle")
         || [
             "dflash_config",

@@ -35,6 +35,14 @@ pub const SINGLE_FILE: &str = "model.safetensors";
 /// The list of the shards of a model.
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
 
+/// Parts, in place of `weight`, that quantisations store which are not read.
+const SCHEMES: [(&str, &str); 4] = [
+    ("qweight", "GPTQ or AWQ"),
+    ("weight_packed", "packed compressed-tensors (INT4 or NVFP4)"),
+    ("weight_scale_2", "NVFP4"),
+    ("weight.absmax", "bitsandbytes"),
+];
+
 /// The opened files of a model directory.
 pub struct Checkpoint {
     dir: PathBuf,
@@ -328,6 +336,7 @@ impl Checkpoint {
     /// [`CheckpointError::MissingTensor`], naming the most similar tensor that is not expected itself, or
     /// [`CheckpointError::Shape`].
     pub fn check(&self, expected: &[(String, Vec<usize>)]) -> Result<()> {
+        self.check_schemes(expected)?;
         for (name, shape) in expected {
             match self.entry(name, shape) {
                 Err(CheckpointError::MissingTensor {
@@ -383,6 +392,25 @@ impl Checkpoint {
             });
         }
         Ok(())
+    }
+
+    /// Refuses weights that another quantisation stores in parts of its own.
+    fn check_schemes(&self, expected: &[(String, Vec<usize>)]) -> Result<()> {
+        let foreign = expected.iter().find_map(|(name, _)| {
+            let stem = name.strip_suffix("weight")?;
+            SCHEMES.iter().find_map(|(part, scheme)| {
+                let part = format!("{stem}{part}");
+                self.contains(&part).then_some((part, *scheme))
+            })
+        });
+        match foreign {
+            None => Ok(()),
+            Some((tensor, scheme)) => Err(CheckpointError::Quantised {
+                file: self.file(&tensor).unwrap_or(&self.dir).to_owned(),
+                tensor,
+                got: scheme,
+            }),
+        }
     }
 
     fn entry(&self, name: &str, expected: &[usize]) -> Result<&Entry> {
