@@ -20,7 +20,7 @@ pub struct EngineOptions {
     pub dtype: String,
     /// `auto`, `cpu`, `cuda` or `cuda:N`; see [`DeviceChoice`].
     pub device: String,
-    /// How the target's linear layers are held: `auto`, `bf16` or `w12`.
+    /// How the target's linear layers are held: see [`WeightFormat`].
     pub weight_format: String,
     /// Which kernels the target runs on: `lossless` or `stock`; see [`KernelSet`].
     pub kernels: String,
@@ -110,6 +110,10 @@ pub enum WeightFormat {
     Bf16,
     /// W12, encoded if need be, where it pays.
     W12,
+    /// FP8 where the checkpoint holds it, which it must somewhere; activations are multiplied as they are.
+    Fp8,
+    /// Likewise, with activations rounded to FP8 as well: another model, with its own text.
+    Fp8W8A8,
 }
 
 impl WeightFormat {
@@ -118,12 +122,31 @@ impl WeightFormat {
     /// # Errors
     /// [`OptionError::Value`] for a name that is none.
     pub fn named(name: &str) -> Result<Self, OptionError> {
-        one_of("weight_format", name, &["auto", "bf16", "w12"])?;
+        one_of(
+            "weight_format",
+            name,
+            &["auto", "bf16", "w12", "fp8", "fp8_w8a8"],
+        )?;
         Ok(match name {
             "bf16" => Self::Bf16,
             "w12" => Self::W12,
+            "fp8" => Self::Fp8,
+            "fp8_w8a8" => Self::Fp8W8A8,
             _ => Self::Auto,
         })
+    }
+}
+
+impl WeightFormat {
+    /// Its name among the options.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Bf16 => "bf16",
+            Self::W12 => "w12",
+            Self::Fp8 => "fp8",
+            Self::Fp8W8A8 => "fp8_w8a8",
+        }
     }
 }
 

@@ -21,15 +21,19 @@ CONFIGS = Path(__file__).parent / "fixtures" / "configs"
 QWEN_27B = CONFIGS / "qwen3.8-27b"
 QWEN_4B = CONFIGS / "qwen3.5-4b"
 LLAMA_8B = CONFIGS / "llama-3.1-8b"
+GEMMA_12B = CONFIGS / "gemma-4-12b"
+MUSE_30B = CONFIGS / "muse-glimmer-30b"
 DFLASH2_27B = CONFIGS / "qwen3.8-27b-dflash2"
 MIB = 2**20
-FORMATS = ("bf16", "w12")
+FORMATS = ("bf16", "w12", "fp8")
 FORMAT_KEYS = {
     "bytes",
     "fixed_bytes",
     "weight_bytes",
     "linear_bits_per_weight",
     "num_w12_matrices",
+    "num_fp8_matrices",
+    "largest_context",
     "is_estimate",
     "pool_pages",
     "pool_tokens",
@@ -80,6 +84,9 @@ def plan(model: Path, memory: str | None = "80GB", device: str = "cuda", **given
         (QWEN_27B, 26.896, 131_072, 144, 5.6),
         (QWEN_4B, 4.206, 65_536, 48, 2.25),
         (LLAMA_8B, 8.030, 262_144, 0, 0),
+        # targets of mixed layers: 40 sliding ones of 8 heads of 256 and 8 full ones of one head of 512
+        (GEMMA_12B, 11.907, 688_128, 0, 0),
+        (MUSE_30B, 27.855, 106_496, 0, 0),
     ],
 )
 def test_published_sizes(model: Path, billions: float, kv_bytes: int, state_mib: int, history_mib: float):
@@ -114,7 +121,9 @@ def test_the_parts_add_up():
         assert 0 <= left < page
         assert form["pool_tokens"] == 64 * form["pool_pages"]
         assert form["full_requests"] == form["pool_tokens"] // planned["max_model_len"]
-    bf16, w12 = (planned["formats"][name]["bytes"] for name in FORMATS)
+    bf16, w12, fp8 = (planned["formats"][name]["bytes"] for name in FORMATS)
+    # A code a weight, a scale of fp32 for 128 of a row; the two small inputs of the recurrence stay BF16.
+    assert fp8["linear_layers"] / bf16["linear_layers"] == pytest.approx(0.5 + 2 / 128, abs=1e-3)
     table = 248_320 * 5_120
     # On a GPU a matrix also says where its escapes begin: nowhere, in BF16.
     assert bf16["embedding"] == bf16["lm_head"] == w12["lm_head"] == 2 * table + 4
@@ -124,6 +133,24 @@ def test_the_parts_add_up():
     assert planned["formats"]["w12"]["is_estimate"]
     assert not planned["formats"]["bf16"]["is_estimate"]
     assert {part for part in bf16 if bf16[part] != w12[part]} == {"linear_layers"}
+
+
+@pytest.mark.parametrize("model", [QWEN_27B, QWEN_4B, LLAMA_8B, GEMMA_12B, MUSE_30B], ids=lambda p: p.name)
+def test_contexts_and_requests_on_cards(model: Path, report: Any):
+    for gigabytes in (80, 96, 141):
+        planned = plan(model, f"{gigabytes}GB", max_num_seqs=1)
+        for name in FORMATS:
+            form = planned["formats"][name]
+            longest = min(form["pool_tokens"], planned["max_position_embeddings"])
+            assert form["largest_context"] == longest
+            assert (form["largest_context"] > 0) == (form["fixed_bytes"] < planned["budget_bytes"])
+        busy = plan(model, f"{gigabytes}GB", max_num_seqs=8, max_model_len=8192)["formats"]
+        report(
+            f"  {model.name}, {gigabytes} GB: largest context "
+            + ", ".join(f"{name} {planned['formats'][name]['largest_context']:,}" for name in FORMATS)
+            + "; requests of 8,192 "
+            + ", ".join(f"{name} {busy[name]['full_requests']}" for name in FORMATS)
+        )
 
 
 def test_more_weights_saved_is_more_pool():
@@ -153,7 +180,7 @@ def test_the_papers_figure_on_80_gb(report):
                 for share in (0.9, 0.95)
             }
             for (screened, share), one in planned.items():
-                tokens = [one["formats"][name]["pool_tokens"] for name in FORMATS]
+                tokens = [one["formats"][name]["pool_tokens"] for name in FORMATS[:2]]
                 ratios[drafter is not None, max_num_seqs, screened, share] = one["pool_ratio"]
                 report(
                     f"Qwen3.8-27B, 80 GB x {share}, {max_num_seqs} request(s), "
@@ -270,7 +297,7 @@ def test_the_table():
     rule = next(i for i, line in enumerate(lines) if line.startswith("---"))
     table = [line for line in lines[rule - 1 :] if line][: lines[rule:].index("") + 1]
     assert len({len(line) for line in table}) == 1, "columns line up"
-    assert table[0].split() == ["BF16", "W12"]
+    assert table[0].split() == ["BF16", "W12", "FP8"]
     assert "linear layers" in text
     assert "In memory W12 is estimated at 12.154 bits" in text
     assert "The KV pool is 3.16 times as large with W12." in text

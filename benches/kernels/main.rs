@@ -12,6 +12,7 @@ mod block_conv;
 mod draft_block;
 mod draft_select;
 mod embed_rows;
+mod fp8_matmul;
 mod gate;
 mod gather_taps;
 mod gdn_fold;
@@ -36,7 +37,7 @@ criterion_group! {
         .without_plots();
     targets =
         append_kv::bench, append_ring::bench, bf16_matmul::bench, block_conv::bench, draft_block::bench,
-        draft_select::bench, embed_rows::bench, gate::bench, gather_taps::bench,
+        draft_select::bench, embed_rows::bench, fp8_matmul::bench, gate::bench, gather_taps::bench,
         gdn_fold::bench, gdn_recurrent::bench, gdn_wy::bench, greedy_argmax::bench, lm_head_screen::bench,
         plant_matrix::bench, rms_norm::bench, rope::bench, round_rows::bench, sample_rows::bench,
         tree_attention::bench, w12_matmul::bench

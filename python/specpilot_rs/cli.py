@@ -427,6 +427,18 @@ def precompile(
 
 
 @app.command()
+def models(as_json: JsonOption = False) -> None:
+    """List known targets with the drafters published for them, and what of each is verified how."""
+    from specpilot_rs.known_models import PAIRS, table
+
+    if as_json:
+        _write_json([pair.to_dict() for pair in PAIRS])
+        return
+    for line in table():
+        typer.echo(line)
+
+
+@app.command()
 def doctor(
     model: Annotated[
         str | None, typer.Argument(help="A model to look at as well: a directory or a hub id.")

@@ -25,7 +25,8 @@ from specpilot_rs.options import as_integer, shown
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
 _MIN_PYTHON = (3, 11)
-_DTYPES = ("BF16", "F32")
+_FP8 = "F8_E4M3"
+_DTYPES = ("BF16", "F32", _FP8)
 # A matrix in 12 bits a weight is stored as these parts, in dtypes of their own.
 _W12_PART = re.compile(r"\.w12_(plane8|plane4|base|counts|escapes)$")
 _UNREADABLE = (OSError, ValueError, RecursionError, MemoryError)
@@ -293,6 +294,21 @@ def _weights(directory: Path, kind: _Kind, *, is_cached: bool) -> Iterator[Findi
             f"expected {' or '.join(_DTYPES)}, got {len(others)} tensor(s) of another dtype, "
             f"first {dtype} in `{name}`",
             "use the model's BF16 checkpoint",
+        )
+        return
+    unscaled = [
+        name
+        for name, dtype in dtypes.items()
+        if dtype == _FP8
+        and not name.startswith(kind.prefixes_not_read)
+        and not {f"{name}_scale_inv", f"{name}_scale"} & dtypes.keys()
+    ]
+    if unscaled:
+        yield Finding(
+            Level.FAIL,
+            "weights",
+            f"{len(unscaled)} {_FP8} tensor(s) have no scale beside them, first `{unscaled[0]}`",
+            "download all files of one revision, or use the model's BF16 checkpoint",
         )
         return
     # The parts of a matrix are one tensor.

@@ -191,7 +191,9 @@ class EngineOptions:
     )
     weight_format: str = _option(
         "auto",
-        "How the target's linear layers are held: auto (as in the checkpoint), bf16, w12; same bits in all.",
+        "How the target's linear layers are held: auto (as in the checkpoint), bf16, w12 or fp8 (where the "
+        "checkpoint holds it), all with the same bits; fp8_w8a8 rounds activations to FP8 as well, which is "
+        "another model with its own text.",
     )
     kernels: str = _option(
         "lossless",

@@ -1,4 +1,4 @@
-"""What an engine would hold: the memory plan of a model, BF16 and W12 side by side.
+"""What an engine would hold: the memory plan of a model, BF16, W12 and FP8 side by side.
 
 In: a directory or hub id with a `config.json`, perhaps a drafter's, and a memory size. Out: the plan as a
 dict of plain numbers (the schema of `specpilot plan --json`) or as an aligned table. All arithmetic is the
@@ -8,7 +8,7 @@ engine's own; nothing is loaded, and of a hub model only its config files are fe
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from specpilot_rs import _core, _cuda
@@ -91,19 +91,30 @@ def human_bytes(num_bytes: int) -> str:
 
 def render(plan: dict[str, Any]) -> str:
     """Returns a plan as a table for people."""
-    bf16, w12 = plan["formats"]["bf16"], plan["formats"]["w12"]
-    rows = [("", "BF16", "W12")]
+    forms = [plan["formats"][name] for name in ("bf16", "w12", "fp8")]
+
+    def row(label: str, values: Iterable[Any], shown: Callable[[Any], str]) -> tuple[str, ...]:
+        return (label, *map(shown, values))
+
+    rows: list[tuple[str, ...]] = [("", "BF16", "W12", "FP8")]
     for part, label in _PARTS.items():
-        if bf16["bytes"][part] or w12["bytes"][part]:
-            rows.append((label, human_bytes(bf16["bytes"][part]), human_bytes(w12["bytes"][part])))
-    rows.append(("held in all", human_bytes(bf16["fixed_bytes"]), human_bytes(w12["fixed_bytes"])))
-    rows.append(("KV pool", human_bytes(bf16["pool_bytes"]), human_bytes(w12["pool_bytes"])))
-    rows.append(("  pages", f"{bf16['pool_pages']:,}", f"{w12['pool_pages']:,}"))
-    rows.append(("  tokens", f"{bf16['pool_tokens']:,}", f"{w12['pool_tokens']:,}"))
-    full = (f"  requests of {plan['max_model_len']:,}", str(bf16["full_requests"]), str(w12["full_requests"]))
-    rows.append(full)
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    table = [f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}" for row in rows]
+        sizes = [form["bytes"][part] for form in forms]
+        if any(sizes):
+            rows.append(row(label, sizes, human_bytes))
+    rows.append(row("held in all", (form["fixed_bytes"] for form in forms), human_bytes))
+    rows.append(row("KV pool", (form["pool_bytes"] for form in forms), human_bytes))
+    rows.append(row("  pages", (form["pool_pages"] for form in forms), "{:,}".format))
+    rows.append(row("  tokens", (form["pool_tokens"] for form in forms), "{:,}".format))
+    rows.append(row("  largest context", (form["largest_context"] for form in forms), "{:,}".format))
+    label = f"  requests of {plan['max_model_len']:,}"
+    rows.append(row(label, (form["full_requests"] for form in forms), str))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = [
+        "  ".join(
+            [f"{cells[0]:<{widths[0]}}", *(f"{c:>{w}}" for c, w in zip(cells[1:], widths[1:], strict=True))]
+        )
+        for cells in rows
+    ]
     table.insert(1, "-" * len(table[0]))
     return "\n".join([*_head(plan), "", *table, "", *_notes(plan)])
 
@@ -149,4 +160,10 @@ def _notes(plan: dict[str, Any]) -> Iterator[str]:
         )
     else:
         yield f"In memory W12 takes {bits}, by the checkpoint's headers; `specpilot inspect` shows its files."
+    fp8 = plan["formats"]["fp8"]
+    if fp8["is_estimate"]:
+        yield (
+            f"FP8 stands for a checkpoint with block scales in {fp8['num_fp8_matrices']} matrices, as "
+            "publishers make them; this one is not read as FP8 unless it holds such."
+        )
     yield "Not counted: the driver's own memory, a kernel's scratch, and a matrix a thread while loading."

@@ -177,7 +177,7 @@ impl Block {
             EmbedRowsArgs {
                 table: embed,
                 token_ids: &self.lists.token_ids,
-                scale: config.input_embedding_scale,
+                scale: config.input_embedding_scale.unwrap_or(1.0),
                 y: &mut self.residual,
             },
         )?;

@@ -32,7 +32,7 @@ use crate::options::WeightFormat;
 use crate::options::speculation::DraftScores;
 use crate::weights::checkpoint::Verification;
 use crate::weights::{Checkpoint, PlantedWeights, WeightSource};
-use config::DrafterConfig;
+use config::{BlockConfig, DrafterConfig};
 use footprint::DrafterSizes;
 use proposal::Proposal;
 
@@ -183,10 +183,16 @@ pub fn open(
     let dir = files.drafter;
     Ok(match config {
         DrafterConfig::Block(config) => {
+            // A drafter's block starts as its target does, unless its file says otherwise.
+            let scale = config.input_embedding_scale;
+            let config = BlockConfig {
+                input_embedding_scale: scale.or(Some(target.embedding_scale)),
+                ..config.clone()
+            };
             let checkpoint = Checkpoint::open(dir)?;
             let (source, format) = (WeightSource::Checkpoint(&checkpoint), WeightFormat::Auto);
             Box::new(block_drafter::BlockDrafter::load(
-                source, format, config, taps, device, sizes,
+                source, format, &config, taps, device, sizes,
             )?)
         }
         DrafterConfig::Eagle3(config) => {

@@ -164,8 +164,12 @@ impl BlockWeights {
         };
         let mut weights = Self {
             verification: Verification::default(),
-            fc: loader.linear("fc", config.hidden_size, config.taps_dim())?,
-            hidden_norm: loader.norm("hidden_norm", config.hidden_size)?,
+            fc: tensors.linear(
+                config.fc_name(),
+                [config.hidden_size, config.taps_dim()],
+                WeightFormat::Auto,
+            )?,
+            hidden_norm: tensors.tensor_f32(config.hidden_norm_name(), &[config.hidden_size])?,
             layers: (0..config.layers.len())
                 .map(|i| loader.layer(i))
                 .collect::<Result<_>>()?,

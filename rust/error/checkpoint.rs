@@ -131,6 +131,43 @@ pub enum CheckpointError {
         /// Dtype in the file.
         got: String,
     },
+    /// A quantisation that is not read.
+    #[error(
+        "{file}: `{tensor}` is part of {got} weights, which are not supported; supported: BF16, FP8 (E4M3 with \
+         scales) and W12"
+    )]
+    Quantised {
+        /// The file.
+        file: PathBuf,
+        /// The tensor that tells.
+        tensor: String,
+        /// The quantisation.
+        got: &'static str,
+    },
+    /// An FP8 tensor whose scale is missing or does not fit it.
+    #[error("{file}: FP8 tensor `{tensor}` should have {expected}, got {got}")]
+    Fp8Scale {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The scale it should have.
+        expected: String,
+        /// What there is.
+        got: String,
+    },
+    /// A scale beside a tensor that is not FP8.
+    #[error("{file}: `{scale}` scales `{tensor}`, which should have dtype F8_E4M3, got {got}")]
+    UnusedScale {
+        /// File of the scale.
+        file: PathBuf,
+        /// The scale.
+        scale: String,
+        /// What it would scale.
+        tensor: String,
+        /// Its dtype.
+        got: String,
+    },
     /// A W12 file of a format that this crate does not read.
     #[error(
         "{file}: W12 format version should be {expected}, got {got}; it may need a newer release"

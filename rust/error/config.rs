@@ -31,6 +31,17 @@ pub enum ConfigError {
         /// Name in the file.
         got: String,
     },
+    /// Weights in a format that is not read.
+    #[error(
+        "{file}: `quantization_config` says {got}, which is not supported; supported: BF16, FP8 (E4M3 with scales of \
+         128 x 128 blocks, channels or tensors) and checkpoints that `specpilot convert` wrote"
+    )]
+    Quantization {
+        /// The file.
+        file: PathBuf,
+        /// The format.
+        got: String,
+    },
     /// A drafter stands where a target is wanted.
     #[error(
         "{file}: `{got}` is a drafter, expected a target ({expected}); drafters go into speculative_config"

@@ -100,6 +100,51 @@ const PANEL_ROWS: usize = 64;
 /// Sums of a panel, `[row][tile of the group][lane]`. Two tiles is the most that a full panel takes at once.
 type PanelSums = [[f32; LANES]; 2 * PANEL_ROWS];
 
+/// Weights of the tiles of a task, a block of K at a time: as they lie, or decoded first.
+pub(super) trait TileWeights: Copy + Send {
+    /// What decoding works in.
+    type Scratch;
+
+    /// A scratch, once a task.
+    fn scratch(&self) -> Self::Scratch;
+
+    /// Columns `first_k..first_k + len` of `tiles`, counted from the task's first: `[tile][column][lane]`, and the number
+    /// of columns from one tile to the next.
+    fn block<'s>(
+        &'s self,
+        tiles: Range<usize>,
+        first_k: usize,
+        len: usize,
+        scratch: &'s mut Self::Scratch,
+    ) -> (&'s [[bf16; LANES]], usize);
+}
+
+/// BF16 tiles, `[tile][in_features][lane]`.
+#[derive(Clone, Copy)]
+struct PlainTiles<'a> {
+    columns: &'a [[bf16; LANES]],
+    in_features: usize,
+}
+
+impl TileWeights for PlainTiles<'_> {
+    type Scratch = ();
+
+    #[inline(always)]
+    fn scratch(&self) {}
+
+    #[inline(always)]
+    fn block<'s>(
+        &'s self,
+        tiles: Range<usize>,
+        first_k: usize,
+        _len: usize,
+        _scratch: &'s mut (),
+    ) -> (&'s [[bf16; LANES]], usize) {
+        let start = tiles.start * self.in_features + first_k;
+        (&self.columns[start..], self.in_features)
+    }
+}
+
 /// Cuts the output channels into tasks and runs them. A task owns its channels of every row.
 fn multiply(device: &HostDevice, isa: Isa, args: Bf16MatmulArgs<'_>) {
     for Product { weight, y } in args.products {
@@ -111,7 +156,11 @@ fn multiply(device: &HostDevice, isa: Isa, args: Bf16MatmulArgs<'_>) {
                 isa,
                 TilesTask {
                     x,
-                    weight: &weight.tiles()[tiles.start * k * LANES..tiles.end * k * LANES],
+                    weight: PlainTiles {
+                        columns: &weight.tiles().as_chunks().0[tiles.start * k..tiles.end * k],
+                        in_features: k,
+                    },
+                    num_tiles: tiles.len(),
                     y,
                     in_features: k,
                     epilogue: args.epilogue,
@@ -122,38 +171,48 @@ fn multiply(device: &HostDevice, isa: Isa, args: Bf16MatmulArgs<'_>) {
 }
 
 /// All rows times a run of tiles.
-struct TilesTask<'a> {
-    x: &'a [f32],
-    weight: &'a [bf16],
+pub(super) struct TilesTask<'a, W> {
+    pub(super) x: &'a [f32],
+    pub(super) weight: W,
+    pub(super) num_tiles: usize,
     /// These tiles' channels of every row.
-    y: Vec<&'a mut [f32]>,
-    in_features: usize,
-    epilogue: Epilogue,
+    pub(super) y: Vec<&'a mut [f32]>,
+    pub(super) in_features: usize,
+    pub(super) epilogue: Epilogue,
 }
 
-impl Task for TilesTask<'_> {
+impl<W: TileWeights> Task for TilesTask<'_, W> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes>(mut self) {
-        let mut sums: PanelSums = [[0.0; LANES]; 2 * PANEL_ROWS];
+        let mut space = Workspace {
+            sums: [[0.0; LANES]; 2 * PANEL_ROWS],
+            scratch: self.weight.scratch(),
+        };
         for first_row in (0..self.y.len()).step_by(PANEL_ROWS) {
             let num_rows = (self.y.len() - first_row).min(PANEL_ROWS);
             // Blocks as large as the registers hold: tiles, then the row groups to choose from, largest first.
             match (L::NUM_REGISTERS >= 32, num_rows) {
-                (true, 1) => self.panel::<L, 8, 1, 1, 1>(first_row, num_rows, &mut sums),
-                (true, 2) => self.panel::<L, 8, 2, 2, 2>(first_row, num_rows, &mut sums),
-                (true, 3..=4) => self.panel::<L, 4, 4, 4, 4>(first_row, num_rows, &mut sums),
-                (true, _) => self.panel::<L, 2, 12, 8, 4>(first_row, num_rows, &mut sums),
-                (false, 1) => self.panel::<L, 4, 1, 1, 1>(first_row, num_rows, &mut sums),
-                (false, 2) => self.panel::<L, 2, 2, 2, 2>(first_row, num_rows, &mut sums),
-                (false, _) => self.panel::<L, 1, 6, 4, 2>(first_row, num_rows, &mut sums),
+                (true, 1) => self.panel::<L, 8, 1, 1, 1>(first_row, num_rows, &mut space),
+                (true, 2) => self.panel::<L, 8, 2, 2, 2>(first_row, num_rows, &mut space),
+                (true, 3..=4) => self.panel::<L, 4, 4, 4, 4>(first_row, num_rows, &mut space),
+                (true, _) => self.panel::<L, 2, 12, 8, 4>(first_row, num_rows, &mut space),
+                (false, 1) => self.panel::<L, 4, 1, 1, 1>(first_row, num_rows, &mut space),
+                (false, 2) => self.panel::<L, 2, 2, 2, 2>(first_row, num_rows, &mut space),
+                (false, _) => self.panel::<L, 1, 6, 4, 2>(first_row, num_rows, &mut space),
             }
         }
     }
 }
 
-impl TilesTask<'_> {
+/// What a task works in.
+struct Workspace<S> {
+    sums: PanelSums,
+    scratch: S,
+}
+
+impl<W: TileWeights> TilesTask<'_, W> {
     /// Rows `first_row..first_row + num_rows`, `T` tiles at a time. Every K block of the group's weights is read once
     /// from memory and serves all row groups from the first-level cache.
     #[inline(always)]
@@ -161,30 +220,32 @@ impl TilesTask<'_> {
         &mut self,
         first_row: usize,
         num_rows: usize,
-        sums: &mut PanelSums,
+        Workspace { sums, scratch }: &mut Workspace<W::Scratch>,
     ) {
-        let num_tiles = self.weight.len() / (self.in_features * LANES);
-        for first_tile in (0..num_tiles).step_by(T) {
+        for first_tile in (0..self.num_tiles).step_by(T) {
+            let tiles = first_tile..self.num_tiles.min(first_tile + T);
             sums[..(num_rows.next_multiple_of(R2)) * T].fill([0.0; LANES]);
             for first_k in (0..self.in_features).step_by(K_BLOCK) {
+                let len = K_BLOCK.min(self.in_features - first_k);
+                let (weight, tile_stride) = self.weight.block(tiles.clone(), first_k, len, scratch);
                 let block = KBlock {
                     x: self.x,
-                    weight: self.weight,
+                    weight,
+                    tile_stride,
                     in_features: self.in_features,
                     first_k,
-                    len: K_BLOCK.min(self.in_features - first_k),
+                    len,
                 };
                 let mut row = 0;
                 while row < num_rows {
                     let rows = first_row + row..first_row + num_rows;
-                    let tiles = first_tile..num_tiles;
                     let sums = &mut sums[row * T..];
                     row += match rows.len() {
                         left if left > R1 || R0 == R2 => {
-                            block.add_to::<L, R0, T>(rows, tiles, sums)
+                            block.add_to::<L, R0, T>(rows, tiles.len(), sums)
                         }
-                        left if left > R2 => block.add_to::<L, R1, T>(rows, tiles, sums),
-                        _ => block.add_to::<L, R2, T>(rows, tiles, sums),
+                        left if left > R2 => block.add_to::<L, R1, T>(rows, tiles.len(), sums),
+                        _ => block.add_to::<L, R2, T>(rows, tiles.len(), sums),
                     };
                 }
             }
@@ -208,34 +269,33 @@ impl TilesTask<'_> {
 /// One block of K of all rows and tiles.
 struct KBlock<'a> {
     x: &'a [f32],
-    weight: &'a [bf16],
+    /// The block's columns of the group's first tile, then `tile_stride` columns on, of the next.
+    weight: &'a [[bf16; LANES]],
+    tile_stride: usize,
     in_features: usize,
     first_k: usize,
     len: usize,
 }
 
 impl KBlock<'_> {
-    /// Adds the block's chains of the first `R` of `rows` and the first `T` of `tiles` to `sums`, `[R][T]`; returns `R`.
+    /// Adds the block's chains of the first `R` of `rows` and the `num_tiles`, at most `T`, to `sums`, `[R][T]`; returns `R`.
     /// Where fewer are left the last one is repeated: no chain sees its neighbours, and a set of smaller blocks for
     /// every remainder would cost more than it saves.
     #[inline(always)]
     fn add_to<L: Lanes, const R: usize, const T: usize>(
         &self,
         rows: Range<usize>,
-        tiles: Range<usize>,
+        num_tiles: usize,
         sums: &mut [[f32; LANES]],
     ) -> usize {
         let mut x = [&self.x[..0]; R];
         for (x, row) in x.iter_mut().zip(rows.clone().chain(repeat(rows.end - 1))) {
             *x = &self.x[row * self.in_features + self.first_k..][..self.len];
         }
-        let mut weight = [&self.weight.as_chunks::<LANES>().0[..0]; T];
-        for (weight, tile) in weight
-            .iter_mut()
-            .zip(tiles.clone().chain(repeat(tiles.end - 1)))
-        {
-            let start = tile * self.in_features + self.first_k;
-            *weight = &self.weight.as_chunks::<LANES>().0[start..][..self.len];
+        let mut weight = [&self.weight[..0]; T];
+        for (t, weight) in weight.iter_mut().enumerate() {
+            let start = t.min(num_tiles - 1) * self.tile_stride;
+            *weight = &self.weight[start..][..self.len];
         }
         let mut acc = [[L::splat(0.0); T]; R];
         for k in 0..self.len {

@@ -7,6 +7,7 @@
 mod gemma4;
 mod llama;
 mod muse_glimmer;
+mod quantization;
 mod qwen3_5;
 
 use std::path::Path;
@@ -171,6 +172,7 @@ pub fn config_of(file: &ConfigFile, generation: Option<&ConfigFile>) -> Result<M
         Some(key) => root.section(key)?,
         None => root.clone(),
     };
+    quantization::check(file.path(), &root)?;
     let traits = (family.traits)(&text)?;
     text.only("attention_bias", &[json!(false)])?;
     text.only("mlp_bias", &[json!(false)])?;
@@ -266,6 +268,8 @@ fn find_family(path: &Path, root: &Section<'_>) -> Result<&'static Family> {
 /// Whether a config that is no target's is some drafter's, served or not: by its class, or keys that only drafters have.
 fn is_drafter(architecture: &str, root: &Section<'_>) -> bool {
     architecture.ends_with("DraftModel")
+        || architecture.ends_with("DSparkModel")
+        || architecture.ends_with("AssistantModel")
         || architecture.contains("Eagle")
         || [
             "dflash_config",

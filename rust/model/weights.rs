@@ -13,9 +13,10 @@ use super::config::{
 use super::stock::{StockAttention, StockGatedDelta, StockLayer, StockMixer, StockWeights};
 use super::tensor_role::TensorRole as Role;
 use crate::device::{Buffer, Device};
-use crate::error::{CheckpointError, KernelError, Result};
+use crate::error::{CheckpointError, KernelError, OptionError, Result};
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16, Product};
+use crate::kernels::fp8_matmul::Activations;
 use crate::kernels::stock_matmul::{self, StockMatrix};
 use crate::options::WeightFormat;
 use crate::weights::{GatedMlp, Linear, WeightLoader, WeightSource};
@@ -154,6 +155,15 @@ impl DecoderWeights {
             stock: None,
         };
         source.finish(config.weight_names.ignored_prefixes)?;
+        let wants_fp8 = matches!(format, WeightFormat::Fp8 | WeightFormat::Fp8W8A8);
+        if wants_fp8 && weights.num_fp8_matrices() == 0 {
+            return Err(OptionError::Value {
+                option: "weight_format",
+                expected: "auto, bf16 or w12, as the checkpoint holds no FP8 matrices".to_owned(),
+                got: format!("\"{}\"", format.name()),
+            }
+            .into());
+        }
         Ok(weights)
     }
 
@@ -258,6 +268,30 @@ impl DecoderWeights {
         self.matrices()
             .filter(|m| matches!(m, Linear::W12(_)))
             .count()
+    }
+
+    /// Number of matrices held as FP8.
+    pub fn num_fp8_matrices(&self) -> usize {
+        self.matrices()
+            .filter(|m| matches!(m, Linear::Fp8 { .. }))
+            .count()
+    }
+
+    /// The format of matrices held as FP8, if there are any.
+    pub fn fp8_format(&self) -> WeightFormat {
+        let is_quantised = |matrix: &Linear| {
+            matches!(
+                matrix,
+                Linear::Fp8 {
+                    activations: Activations::Quantised,
+                    ..
+                }
+            )
+        };
+        match self.matrices().any(is_quantised) {
+            true => WeightFormat::Fp8W8A8,
+            false => WeightFormat::Fp8,
+        }
     }
 
     /// Number of parameters; an embedding that is also the LM head counts once.

@@ -1,4 +1,4 @@
-//! A deployment planned on paper: both weight formats side by side, from `config.json` and, where there are weights,
+//! A deployment planned on paper: all weight formats side by side, from `config.json` and, where there are weights,
 //! their headers. Nothing is loaded, so a model can be planned before it is downloaded.
 
 use std::path::Path;
@@ -14,7 +14,6 @@ use crate::drafter::{PairFiles, pairing};
 use crate::error::{CheckpointError, OptionError, Result};
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::model::config::ModelConfig;
-use crate::model::config_file::ConfigFile;
 use crate::options::{DeviceChoice, EngineOptions, WeightFormat};
 use crate::weights::Checkpoint;
 
@@ -50,6 +49,8 @@ pub struct DeploymentPlan {
     pub bf16: FormatPlan,
     /// Linear layers as W12.
     pub w12: FormatPlan,
+    /// Linear layers as FP8, where the checkpoint holds it or a published one would.
+    pub fp8: FormatPlan,
     /// [`OptionError::Memory`] when no format leaves room for a request: of `max_model_len` tokens when that was given,
     /// of one page when it was left to the model.
     pub shortfall: Option<OptionError>,
@@ -93,7 +94,7 @@ impl DeploymentPlan {
             Some(dir) => headers_in(dir)?,
             None => None,
         };
-        refuse_quantized(setting.model, &config, headers.as_ref())?;
+        refuse_unreadable(setting.model, &config, headers.as_ref())?;
         let backend = Backend::of(setting.device);
         let limits = Limits::resolve(options, &config, drafter.as_ref(), backend)?;
         let memory_bytes = match (setting.memory_bytes, setting.device, backend) {
@@ -125,6 +126,7 @@ impl DeploymentPlan {
             }
         };
         let (bf16, w12) = (format(WeightFormat::Bf16), format(WeightFormat::W12));
+        let fp8 = format(WeightFormat::Fp8);
         let num_tokens = options.max_model_len.unwrap_or(KV_BLOCK);
         let shortfall = match budget.missing_bytes(&bf16.footprint, num_tokens) {
             0 => None,
@@ -139,6 +141,7 @@ impl DeploymentPlan {
             budget,
             bf16,
             w12,
+            fp8,
             shortfall,
         })
     }
@@ -149,33 +152,26 @@ impl DeploymentPlan {
     }
 }
 
-/// Refuses a model whose weights are in a format that no engine opens: by their headers, or what the config says of
-/// weights that are not there.
-fn refuse_quantized(dir: &Path, config: &ModelConfig, headers: Option<&Checkpoint>) -> Result<()> {
-    if let Some(headers) = headers {
-        for (name, shape) in config.weight_names.tensors(config) {
-            match (headers.dtype(&name), shape.len()) {
-                (None | Some("BF16" | "W12"), _) => {}
-                (Some("F32"), num_dims) if num_dims != 2 => {}
-                (Some(dtype), _) => {
-                    return Err(CheckpointError::Dtype {
-                        file: headers.file(&name).unwrap_or(dir).to_owned(),
-                        tensor: name,
-                        expected: "BF16 or W12",
-                        got: dtype.to_owned(),
-                    }
-                    .into());
+/// Refuses a model whose weights are in a format that no engine opens, by their headers where they are there.
+fn refuse_unreadable(dir: &Path, config: &ModelConfig, headers: Option<&Checkpoint>) -> Result<()> {
+    let Some(headers) = headers else {
+        return Ok(());
+    };
+    for (name, shape) in config.weight_names.tensors(config) {
+        match (headers.dtype(&name), shape.len()) {
+            (None | Some("BF16" | "W12"), _) => {}
+            (Some(_), 2) if headers.is_fp8(&name) => {}
+            (Some("F32"), num_dims) if num_dims != 2 => {}
+            (Some(dtype), _) => {
+                return Err(CheckpointError::Dtype {
+                    file: headers.file(&name).unwrap_or(dir).to_owned(),
+                    tensor: name,
+                    expected: "BF16, W12 or F8_E4M3",
+                    got: dtype.to_owned(),
                 }
+                .into());
             }
         }
-        return Ok(());
     }
-    let file = ConfigFile::read(&dir.join("config.json"))?;
-    let root = file.root();
-    match root.get("quantization_config") {
-        None => Ok(()),
-        Some(_) => Err(root
-            .invalid("quantization_config", "absent, as in a BF16 checkpoint")
-            .into()),
-    }
+    Ok(())
 }

@@ -11,7 +11,7 @@ use super::footprint::{Footprint, Holdings};
 use super::weight_bytes::{SizeBasis, WeightBytes, num_parameters};
 use super::*;
 use crate::convert::convert_model;
-use crate::error::{CheckpointError, ConfigError, DrafterError, Error};
+use crate::error::{ConfigError, DrafterError, Error};
 use crate::options::{DeviceChoice, PromptLookup, WeightFormat};
 use crate::weights::Checkpoint;
 use crate::weights::inspect::inspect;
@@ -509,21 +509,21 @@ proptest! {
 }
 
 #[test]
-fn weights_that_no_engine_opens_are_not_planned() {
+fn fp8_is_planned_from_headers_or_from_a_config_alone() {
     let fp8 = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families/qwen3_5_fp8");
-    let error = DeploymentPlan::new(&options(1), setting(&fp8, GIB)).unwrap_err();
-    assert!(
-        matches!(&error, Error::Checkpoint(CheckpointError::Dtype { got, .. }) if got == "F8_E4M3"),
-        "{error}"
-    );
-    // Before its weights are there, its config tells.
+    let stored = DeploymentPlan::new(&options(1), setting(&fp8, GIB)).unwrap();
+    let weights = stored.fp8.footprint.weights;
+    assert_eq!(weights.basis, SizeBasis::Exact);
+    assert!(weights.num_fp8_matrices > 0 && weights.linear < stored.bf16.footprint.weights.linear);
+    // Before its weights are there, what a published checkpoint would convert.
     let dir = tempfile::tempdir().unwrap();
     std::fs::copy(fp8.join("config.json"), dir.path().join("config.json")).unwrap();
-    let error = DeploymentPlan::new(&options(1), setting(dir.path(), GIB)).unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains("`quantization_config` should be absent"),
-        "{error}"
+    let planned = DeploymentPlan::new(&options(1), setting(dir.path(), GIB)).unwrap();
+    let weights = planned.fp8.footprint.weights;
+    assert_eq!(weights.basis, SizeBasis::Estimate);
+    assert_eq!(planned.bf16.footprint, stored.bf16.footprint);
+    assert_eq!(
+        weights.num_fp8_matrices,
+        stored.fp8.footprint.weights.num_fp8_matrices
     );
 }

@@ -1,13 +1,15 @@
-//! Bytes of a target's weights by group, as BF16 and as W12, from config and headers alone.
+//! Bytes of a target's weights by group, as BF16, W12 and FP8, from config and headers alone.
 //!
 //! BF16 sizes follow from shapes. Those of W12 depend on the values, which only a converted checkpoint's headers tell:
 //! without them a layer takes what its padded planes, bases and counts take, exactly, and an assumed share of escapes.
-//! Embedding and LM head stay BF16 in both formats.
+//! FP8 sizes follow from headers; without FP8 in them, they are those of block scales in the layers that published FP8
+//! checkpoints convert. Embedding and LM head stay BF16 in all formats.
 
 use half::bf16;
 
 use crate::device::Backend;
 use crate::kernels::bf16_matmul::PackedBf16;
+use crate::kernels::fp8_matmul::PackedFp8;
 use crate::kernels::w12_matmul::PackedW12;
 use crate::model::config::ModelConfig;
 use crate::model::tensor_role::TensorRole;
@@ -45,6 +47,8 @@ pub struct WeightBytes {
     pub num_linear_weights: u64,
     /// Matrices held as W12.
     pub num_w12_matrices: usize,
+    /// Matrices held as FP8.
+    pub num_fp8_matrices: usize,
     /// Where `linear` comes from.
     pub basis: SizeBasis,
 }
@@ -67,6 +71,7 @@ impl WeightBytes {
             q_views: 0,
             num_linear_weights: 0,
             num_w12_matrices: 0,
+            num_fp8_matrices: 0,
             basis: SizeBasis::Exact,
         };
         // A directory with one W12 matrix was converted: what is BF16 in it stays so.
@@ -74,6 +79,7 @@ impl WeightBytes {
             |name: &str| headers.and_then(|headers| headers.num_stored_escapes(name));
         let is_converted = headers
             .is_some_and(|headers| headers.names().any(|name| stored_escapes(name).is_some()));
+        let is_fp8 = headers.is_some_and(|headers| headers.names().any(|n| headers.is_fp8(n)));
         for (role, layer) in TensorRole::all(config) {
             let shape = role.shape(config, layer);
             let [rows, columns] = shape[..] else {
@@ -86,15 +92,32 @@ impl WeightBytes {
                 TensorRole::LmHead => bytes.lm_head += bf16,
                 _ => {
                     bytes.num_linear_weights += (rows * columns) as u64;
+                    let name = config.weight_names.name(role, layer);
+                    let fp8 = match format {
+                        WeightFormat::Bf16 | WeightFormat::W12 => None,
+                        _ => headers.and_then(|headers| headers.fp8_block_columns(&name)),
+                    };
+                    let wants_fp8 = matches!(format, WeightFormat::Fp8 | WeightFormat::Fp8W8A8);
+                    let fp8 = match fp8 {
+                        None if wants_fp8 && !is_fp8 && is_converted_to_fp8(role) => {
+                            bytes.basis = SizeBasis::Estimate;
+                            Some(FP8_BLOCK)
+                        }
+                        stored => stored,
+                    };
+                    if let Some(block_columns) = fp8 {
+                        bytes.num_fp8_matrices += 1;
+                        bytes.linear +=
+                            PackedFp8::num_bytes_of(rows, columns, block_columns) as u64;
+                        continue;
+                    }
                     let num_escapes = match format {
                         WeightFormat::Bf16 => None,
                         WeightFormat::W12 if !is_converted => {
                             bytes.basis = SizeBasis::Estimate;
                             assumed_escapes(rows, columns)
                         }
-                        WeightFormat::Auto | WeightFormat::W12 => {
-                            stored_escapes(&config.weight_names.name(role, layer))
-                        }
+                        _ => stored_escapes(&name),
                     };
                     let w12 = num_escapes.map(|escapes| {
                         PackedW12::num_bytes_of(backend, rows, columns, escapes) as u64
@@ -153,6 +176,14 @@ pub fn num_parameters(config: &ModelConfig) -> u64 {
                 .product::<u64>()
         })
         .sum()
+}
+
+/// Columns of a block with one scale in published FP8 checkpoints.
+const FP8_BLOCK: usize = 128;
+
+/// Whether published FP8 checkpoints convert a linear layer: all but the small inputs of the recurrence.
+fn is_converted_to_fp8(role: TensorRole) -> bool {
+    !matches!(role, TensorRole::GdnInProjA | TensorRole::GdnInProjB)
 }
 
 /// Escapes of a matrix at [`ASSUMED_ESCAPE_RATE`]; `None` if W12 does not pay for it.

@@ -102,6 +102,8 @@ impl Engine {
                 weight_bytes: weights.num_bytes(),
                 q_view_bytes: weights.q_view_bytes(),
                 num_w12_matrices: weights.num_w12_matrices(),
+                num_fp8_matrices: weights.num_fp8_matrices(),
+                fp8_name: weights.fp8_format().name(),
                 verification: engine.verification(),
                 copy_bytes: engine.target().num_copy_bytes(),
                 head: engine.target().head_path().name(),
@@ -335,6 +337,8 @@ struct Description {
     weight_bytes: usize,
     q_view_bytes: usize,
     num_w12_matrices: usize,
+    num_fp8_matrices: usize,
+    fp8_name: &'static str,
     verification: Verification,
     copy_bytes: usize,
     head: &'static str,
@@ -356,9 +360,14 @@ impl Description {
         dict.set_item("q_view_bytes", self.q_view_bytes)?;
         let drafter_bytes = self.plan.footprint.drafter.weights;
         dict.set_item("drafter_weight_bytes", drafter_bytes)?;
-        let is_w12 = self.num_w12_matrices > 0;
-        dict.set_item("weight_format", if is_w12 { "w12" } else { "bf16" })?;
+        let format = match (self.num_w12_matrices, self.num_fp8_matrices) {
+            (0, 0) => "bf16",
+            (0, _) => self.fp8_name,
+            _ => "w12",
+        };
+        dict.set_item("weight_format", format)?;
         dict.set_item("num_w12_matrices", self.num_w12_matrices)?;
+        dict.set_item("num_fp8_matrices", self.num_fp8_matrices)?;
         dict.set_item("weight_check", verification_dict(py, self.verification)?)?;
         let kernels = self.plan.limits.kernels;
         dict.set_item("kernels", kernels.name())?;

@@ -85,7 +85,7 @@ fn deployment_dict<'py>(py: Python<'py>, plan: &DeploymentPlan) -> PyResult<Boun
     dict.set_item("gdn_slot_bytes", slot_dict(py, footprint)?)?;
     dict.set_item("assumed_escape_rate", ASSUMED_ESCAPE_RATE)?;
     let formats = PyDict::new(py);
-    for (name, format) in [("bf16", &plan.bf16), ("w12", &plan.w12)] {
+    for (name, format) in [("bf16", &plan.bf16), ("w12", &plan.w12), ("fp8", &plan.fp8)] {
         formats.set_item(name, format_dict(py, format, plan)?)?;
     }
     dict.set_item("formats", formats)?;
@@ -121,10 +121,13 @@ fn format_dict<'py>(
     let bits = footprint.weights.linear_bits_per_weight();
     dict.set_item("linear_bits_per_weight", bits)?;
     dict.set_item("num_w12_matrices", footprint.weights.num_w12_matrices)?;
+    dict.set_item("num_fp8_matrices", footprint.weights.num_fp8_matrices)?;
     let is_estimate = footprint.weights.basis == SizeBasis::Estimate;
     dict.set_item("is_estimate", is_estimate)?;
     dict.set_item("pool_pages", format.num_pages)?;
     dict.set_item("pool_tokens", format.num_pages * KV_BLOCK)?;
+    let longest = plan.config.max_position_embeddings;
+    dict.set_item("largest_context", longest.min(format.num_pages * KV_BLOCK))?;
     dict.set_item(
         "pool_bytes",
         format.num_pages as u64 * footprint.page_bytes(),

@@ -21,7 +21,10 @@ use super::w12_file::stored::{HeaderEntry, StoredTensor, W12_DTYPE, tensors_of_s
 use super::w12_file::{from_metadata, matrix_of_part};
 use crate::error::CheckpointError;
 
+mod fp8;
 mod matrices;
+
+pub use fp8::Fp8Matrix;
 pub use matrices::{Matrix, Verification};
 pub(super) use matrices::{decodes_to, to_weights};
 
@@ -31,6 +34,14 @@ type Result<T, E = CheckpointError> = std::result::Result<T, E>;
 pub const SINGLE_FILE: &str = "model.safetensors";
 /// The list of the shards of a model.
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// Parts, in place of `weight`, that quantisations store which are not read.
+const SCHEMES: [(&str, &str); 4] = [
+    ("qweight", "GPTQ or AWQ"),
+    ("weight_packed", "packed compressed-tensors (INT4 or NVFP4)"),
+    ("weight_scale_2", "NVFP4"),
+    ("weight.absmax", "bitsandbytes"),
+];
 
 /// The opened files of a model directory.
 pub struct Checkpoint {
@@ -325,6 +336,7 @@ impl Checkpoint {
     /// [`CheckpointError::MissingTensor`], naming the most similar tensor that is not expected itself, or
     /// [`CheckpointError::Shape`].
     pub fn check(&self, expected: &[(String, Vec<usize>)]) -> Result<()> {
+        self.check_schemes(expected)?;
         for (name, shape) in expected {
             match self.entry(name, shape) {
                 Err(CheckpointError::MissingTensor {
@@ -364,12 +376,41 @@ impl Checkpoint {
         }
         if let Some(first) = unused.first() {
             let file = self.shards[self.tensors[first].shard].file.clone();
+            for scale in &unused {
+                if let Some((tensor, entry)) = self.without_use(scale) {
+                    return Err(CheckpointError::UnusedScale {
+                        file,
+                        scale: scale.clone(),
+                        tensor: tensor.to_owned(),
+                        got: entry.tensor.dtype.clone(),
+                    });
+                }
+            }
             return Err(CheckpointError::UnusedTensors {
                 file,
                 tensors: unused,
             });
         }
         Ok(())
+    }
+
+    /// Refuses weights that another quantisation stores in parts of its own.
+    fn check_schemes(&self, expected: &[(String, Vec<usize>)]) -> Result<()> {
+        let foreign = expected.iter().find_map(|(name, _)| {
+            let stem = name.strip_suffix("weight")?;
+            SCHEMES.iter().find_map(|(part, scheme)| {
+                let part = format!("{stem}{part}");
+                self.contains(&part).then_some((part, *scheme))
+            })
+        });
+        match foreign {
+            None => Ok(()),
+            Some((tensor, scheme)) => Err(CheckpointError::Quantised {
+                file: self.file(&tensor).unwrap_or(&self.dir).to_owned(),
+                tensor,
+                got: scheme,
+            }),
+        }
     }
 
     fn entry(&self, name: &str, expected: &[usize]) -> Result<&Entry> {

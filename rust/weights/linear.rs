@@ -8,6 +8,7 @@ use crate::device::{Buffer, Device};
 use crate::error::KernelError;
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16, Product};
+use crate::kernels::fp8_matmul::{Activations, Fp8Matmul, Fp8MatmulArgs, PackedFp8};
 use crate::kernels::w12_matmul::{PackedW12, W12Matmul, W12MatmulArgs, WeightView};
 
 /// A weight matrix `[out_features, in_features]`.
@@ -28,12 +29,20 @@ pub enum Linear {
         /// The Q view alone.
         q_view: PackedW12,
     },
+    /// The checkpoint's FP8 codes and scales.
+    Fp8 {
+        /// All of them.
+        weight: PackedFp8,
+        /// Whether rows are rounded to FP8 too.
+        activations: Activations,
+    },
 }
 
 /// The weights behind a view of a matrix.
 enum InView<'a> {
     Bf16(&'a PackedBf16),
     W12(&'a PackedW12),
+    Fp8(&'a PackedFp8, Activations),
 }
 
 /// Multiplies the first `num_rows` rows of `x` by several matrices of one K through `view`, each into its own result:
@@ -50,10 +59,15 @@ pub fn multiply_together<'a>(
     epilogue: Epilogue,
 ) -> Result<(), KernelError> {
     let (mut bf16, mut w12) = (Vec::new(), Vec::new());
+    let (mut fp8, mut fp8_quantised) = (Vec::new(), Vec::new());
     for Product { weight, y } in products {
         match weight.in_view(view) {
             InView::Bf16(weight) => bf16.push(Product { weight, y }),
             InView::W12(weight) => w12.push(Product { weight, y }),
+            InView::Fp8(weight, Activations::Whole) => fp8.push(Product { weight, y }),
+            InView::Fp8(weight, Activations::Quantised) => {
+                fp8_quantised.push(Product { weight, y });
+            }
         }
     }
     if !bf16.is_empty() {
@@ -74,6 +88,21 @@ pub fn multiply_together<'a>(
             view,
         };
         W12Matmul::run(device, args)?;
+    }
+    for (products, activations) in [
+        (fp8, Activations::Whole),
+        (fp8_quantised, Activations::Quantised),
+    ] {
+        if !products.is_empty() {
+            let args = Fp8MatmulArgs {
+                x,
+                num_rows,
+                products,
+                activations,
+                epilogue,
+            };
+            Fp8Matmul::run(device, args)?;
+        }
     }
     Ok(())
 }
@@ -115,7 +144,7 @@ impl Linear {
     pub fn as_bf16(&self) -> Option<&PackedBf16> {
         match self {
             Self::Bf16(weight) | Self::Bf16WithQView { exact: weight, .. } => Some(weight),
-            Self::W12(_) => None,
+            Self::W12(_) | Self::Fp8 { .. } => None,
         }
     }
 
@@ -128,6 +157,13 @@ impl Linear {
             }
             (Self::W12(weight), _)
             | (Self::Bf16WithQView { q_view: weight, .. }, WeightView::Q) => InView::W12(weight),
+            (
+                Self::Fp8 {
+                    weight,
+                    activations,
+                },
+                _,
+            ) => InView::Fp8(weight, *activations),
         }
     }
 
@@ -136,6 +172,7 @@ impl Linear {
         match self {
             Self::Bf16(weight) | Self::Bf16WithQView { exact: weight, .. } => weight.out_features(),
             Self::W12(weight) => weight.out_features(),
+            Self::Fp8 { weight, .. } => weight.out_features(),
         }
     }
 
@@ -144,6 +181,7 @@ impl Linear {
         match self {
             Self::Bf16(weight) | Self::Bf16WithQView { exact: weight, .. } => weight.in_features(),
             Self::W12(weight) => weight.in_features(),
+            Self::Fp8 { weight, .. } => weight.in_features(),
         }
     }
 
@@ -152,6 +190,7 @@ impl Linear {
         match self {
             Self::Bf16(weight) | Self::Bf16WithQView { exact: weight, .. } => weight.num_bytes(),
             Self::W12(weight) => weight.num_bytes(),
+            Self::Fp8 { weight, .. } => weight.num_bytes(),
         }
     }
 
@@ -159,7 +198,7 @@ impl Linear {
     pub fn q_view_bytes(&self) -> usize {
         match self {
             Self::Bf16WithQView { q_view, .. } => q_view.num_bytes(),
-            Self::Bf16(_) | Self::W12(_) => 0,
+            Self::Bf16(_) | Self::W12(_) | Self::Fp8 { .. } => 0,
         }
     }
 }

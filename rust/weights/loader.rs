@@ -5,13 +5,14 @@
 
 use half::bf16;
 
-use super::checkpoint::{Checkpoint, Matrix, Verification};
+use super::checkpoint::{Checkpoint, Fp8Matrix, Matrix, Verification};
 use super::linear::Linear;
 use super::planted::PlantedWeights;
 use super::w12::{Encoding, encode};
-use crate::device::{Buffer, Device};
-use crate::error::{CheckpointError, Result};
+use crate::device::{Backend, Buffer, Device};
+use crate::error::{CheckpointError, OptionError, Result};
 use crate::kernels::bf16_matmul::PackedBf16;
+use crate::kernels::fp8_matmul::{Activations, PackedFp8};
 use crate::options::WeightFormat;
 
 /// Where tensors come from.
@@ -112,10 +113,12 @@ impl<'a> WeightLoader<'a> {
         Ok(match checkpoint.matrix(name, shape, format)? {
             Matrix::Bf16(weights) => Linear::Bf16(self.pack(&weights, shape)?),
             Matrix::W12(weights) => Linear::W12(weights.pack_on(self.device)?),
+            Matrix::Fp8(weights) => self.fp8(&weights, shape, format)?,
         })
     }
 
-    /// Likewise, with a Q view for Q passes, which W12 has anyway; a matrix that W12 does not pay for has none.
+    /// Likewise, with a Q view for Q passes, which W12 has anyway; a matrix that W12 does not pay for has none,
+    /// nor has FP8, which is as small.
     ///
     /// # Errors
     /// As for [`Self::linear`].
@@ -133,6 +136,7 @@ impl<'a> WeightLoader<'a> {
         };
         let weights = match checkpoint.matrix(name, shape, format)? {
             Matrix::W12(weights) => return Ok(Linear::W12(weights.pack_on(self.device)?)),
+            Matrix::Fp8(weights) => return self.fp8(&weights, shape, format),
             Matrix::Bf16(weights) => weights,
         };
         let exact = self.pack(&weights, shape)?;
@@ -236,8 +240,32 @@ impl<'a> WeightLoader<'a> {
         };
         match checkpoint.matrix(name, shape, WeightFormat::Bf16)? {
             Matrix::Bf16(weights) => Ok(weights),
-            Matrix::W12(_) => unreachable!("BF16 was asked for"),
+            Matrix::W12(_) | Matrix::Fp8(_) => unreachable!("BF16 was asked for"),
         }
+    }
+
+    fn fp8(
+        &self,
+        weights: &Fp8Matrix,
+        [out_features, in_features]: [usize; 2],
+        format: WeightFormat,
+    ) -> Result<Linear> {
+        if self.device.backend() == Backend::Cuda {
+            return Err(OptionError::Value {
+                option: "weight_format",
+                expected: "bf16 or w12 for an FP8 checkpoint on CUDA, which decodes it as it loads"
+                    .to_owned(),
+                got: format!("\"{}\"", format.name()),
+            }
+            .into());
+        }
+        Ok(Linear::Fp8 {
+            weight: PackedFp8::pack(&weights.codes, out_features, in_features, &weights.scales),
+            activations: match format {
+                WeightFormat::Fp8W8A8 => Activations::Quantised,
+                _ => Activations::Whole,
+            },
+        })
     }
 
     fn pack(

@@ -20,6 +20,8 @@ TOLERANCES = {
     "bf16_matmul": Tolerance(absolute=0.0, relative=2e-6),
     # Likewise, but an escaped weight may dwarf the others, which then all round at its product's size.
     "w12_matmul": Tolerance(absolute=0.0, relative=4e-6),
+    # Likewise; of W8A8, whose products are exact and whose groups are summed apart.
+    "fp8_matmul": Tolerance(absolute=0.0, relative=2e-6),
     "rms_norm": Tolerance(absolute=1e-30, relative=1e-6),
     # A few roundings of values of the size of x; the angle itself is an fp32 product in the oracle too.
     "rope": Tolerance(absolute=1e-6, relative=1e-6),

@@ -56,8 +56,8 @@ pub struct BlockConfig {
     pub draft_vocab_size: Option<usize>,
     /// Layers of the target the drafter was made for, where the file says.
     pub num_target_layers: Option<usize>,
-    /// Factor on the embeddings of the block's rows.
-    pub input_embedding_scale: f32,
+    /// Factor on the embeddings of the block's rows; the target's own where the file does not say.
+    pub input_embedding_scale: Option<f32>,
     /// What happens to the head's logits before probabilities are read off them.
     pub logit_shape: LogitShape,
 }
@@ -135,7 +135,10 @@ impl BlockConfig {
             vocab_size,
             draft_vocab_size,
             num_target_layers: body.optional_size("num_target_layers")?,
-            input_embedding_scale: keys.positive_or("input_embedding_scale", 1.0)?,
+            input_embedding_scale: keys
+                .at("input_embedding_scale")?
+                .optional_positive("input_embedding_scale")?
+                .map(|scale| scale as f32),
             logit_shape,
         })
     }
@@ -190,6 +193,22 @@ impl BlockConfig {
         self.num_kv_heads * self.head_dim
     }
 
+    /// Tensor that reads the taps.
+    pub(in crate::drafter) fn fc_name(&self) -> &'static str {
+        match self.packaging {
+            Packaging::MuseAssistant => "encoder.fc.weight",
+            _ => "fc.weight",
+        }
+    }
+
+    /// Weight of the norm behind it.
+    pub(in crate::drafter) fn hidden_norm_name(&self) -> &'static str {
+        match self.packaging {
+            Packaging::MuseAssistant => "encoder.output_norm_enc.weight",
+            _ => "hidden_norm.weight",
+        }
+    }
+
     /// Width of the concatenated taps.
     pub fn taps_dim(&self) -> usize {
         self.target_layer_ids.len() * self.hidden_size
@@ -208,8 +227,8 @@ impl BlockConfig {
         let (hidden, inter) = (self.hidden_size, self.intermediate_size);
         let (q_dim, kv_dim) = (self.q_dim(), self.kv_dim());
         let mut tensors = vec![
-            ("fc.weight".to_owned(), vec![hidden, self.taps_dim()]),
-            ("hidden_norm.weight".to_owned(), vec![hidden]),
+            (self.fc_name().to_owned(), vec![hidden, self.taps_dim()]),
+            (self.hidden_norm_name().to_owned(), vec![hidden]),
             ("norm.weight".to_owned(), vec![hidden]),
         ];
         let in_layer = [

@@ -7,8 +7,9 @@ use crate::model::config_file::Section;
 use crate::weights::Checkpoint;
 
 /// Architecture names that are served.
-const ARCHITECTURES: [&str; 5] = [
+const ARCHITECTURES: [&str; 6] = [
     "DFlashDraftModel",
+    "MuseGlimmerAssistantModel",
     "DFlash2DraftModel",
     "DSparkDraftModel",
     "Qwen3DSparkModel",
@@ -54,6 +55,8 @@ pub enum Packaging {
     DeepSpec,
     /// speculators: the decoder's config nested, layers counted from the embedding, copies of embedding and head.
     Speculators,
+    /// Muse Glimmer's assistant: DFlash with flat keys, and names of its own for what reads the taps.
+    MuseAssistant,
     /// EAGLE's own names, which SpecForge keeps.
     Eagle,
 }
@@ -66,6 +69,7 @@ impl Packaging {
             Self::SpecForge => "SpecForge",
             Self::DeepSpec => "DeepSpec",
             Self::Speculators => "speculators",
+            Self::MuseAssistant => "Muse assistant",
             Self::Eagle => "EAGLE",
         }
     }
@@ -176,6 +180,7 @@ pub(super) fn by_name(dir: &Path, root: &Section<'_>) -> Result<Format, Error> {
             (MethodKind::DSpark, Packaging::SpecForge)
         }
         Some("DFlashDraftModel") => (MethodKind::DFlash, Packaging::ZLab),
+        Some("MuseGlimmerAssistantModel") => (MethodKind::DFlash, Packaging::MuseAssistant),
         Some("DFlash2DraftModel") => (MethodKind::DFlash2, Packaging::ZLab),
         // Serving engines know only one of the two names, so files are renamed: the nesting tells who packed them.
         Some("DSparkDraftModel" | "Qwen3DSparkModel") => match nested {

@@ -10,6 +10,7 @@ mod block_conv;
 mod draft_block;
 mod draft_select;
 mod embed_rows;
+mod fp8_matmul;
 mod gate;
 mod gather_taps;
 mod gdn_fold;
@@ -61,6 +62,8 @@ pub(super) mod kernels_module {
     use super::draft_select::draft_select;
     #[pymodule_export]
     use super::embed_rows::embed_rows;
+    #[pymodule_export]
+    use super::fp8_matmul::fp8_matmul;
     #[pymodule_export]
     use super::gate::gate;
     #[pymodule_export]

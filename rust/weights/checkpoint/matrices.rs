@@ -12,6 +12,7 @@ use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 
+use super::fp8::{FP8_DTYPE, Fp8Matrix};
 use super::{Checkpoint, Entry, Result};
 use crate::error::{CheckpointError, W12Error};
 use crate::options::WeightFormat;
@@ -25,6 +26,8 @@ pub enum Matrix {
     Bf16(Vec<bf16>),
     /// Encoded weights.
     W12(W12Matrix),
+    /// Codes and scales.
+    Fp8(Fp8Matrix),
 }
 
 /// What proving the weights took.
@@ -69,8 +72,8 @@ impl VerificationTotals {
 }
 
 impl Checkpoint {
-    /// Reads tensor `name` of shape `[out_features, in_features]` in `format`: BF16 or W12 in the file, and matrices that
-    /// W12 does not pay for come as BF16 whatever is wanted.
+    /// Reads tensor `name` of shape `[out_features, in_features]` in `format`: BF16, W12 or FP8 in the file. Matrices that
+    /// W12 does not pay for, and those that the file does not hold as FP8, come as BF16 whatever is wanted.
     ///
     /// # Errors
     /// [`CheckpointError`] when the tensor is missing, has another shape or dtype, or its bits are not the checkpoint's.
@@ -79,18 +82,28 @@ impl Checkpoint {
         let matrix = if entry.tensor.is_w12() {
             match format {
                 WeightFormat::Bf16 => Matrix::Bf16(self.decode(name, entry)?),
-                WeightFormat::Auto | WeightFormat::W12 => {
-                    Matrix::W12(self.prove(name, entry, |_| {})?)
-                }
+                WeightFormat::Auto
+                | WeightFormat::W12
+                | WeightFormat::Fp8
+                | WeightFormat::Fp8W8A8 => Matrix::W12(self.prove(name, entry, |_| {})?),
             }
         } else if entry.tensor.dtype == "BF16" {
             let weights = to_weights(&self.source_bytes_of(name, entry)?);
             match format {
-                WeightFormat::Auto | WeightFormat::Bf16 => Matrix::Bf16(weights),
                 WeightFormat::W12 => self.encode(name, entry, weights, shape)?,
+                _ => Matrix::Bf16(weights),
+            }
+        } else if entry.tensor.dtype == FP8_DTYPE {
+            let stored = self.fp8_matrix(name, entry, shape)?;
+            match format {
+                WeightFormat::Bf16 => Matrix::Bf16(stored.dequantise()),
+                WeightFormat::W12 => self.encode(name, entry, stored.dequantise(), shape)?,
+                WeightFormat::Auto | WeightFormat::Fp8 | WeightFormat::Fp8W8A8 => {
+                    Matrix::Fp8(stored)
+                }
             }
         } else {
-            return Err(self.wrong_dtype(name, entry, "BF16"));
+            return Err(self.wrong_dtype(name, entry, "BF16, W12 or F8_E4M3"));
         };
         self.mark_used(entry);
         Ok(matrix)

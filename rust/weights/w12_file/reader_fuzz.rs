@@ -114,6 +114,7 @@ impl Fuzz {
                 let weights = read.map(|matrix| match matrix {
                     Matrix::Bf16(weights) => weights,
                     Matrix::W12(matrix) => matrix.decode(),
+                    Matrix::Fp8(matrix) => matrix.dequantise(),
                 });
                 if let Ok(weights) = weights {
                     let bytes: Vec<u8> = weights.iter().flat_map(|w| w.to_le_bytes()).collect();
