@@ -169,7 +169,7 @@ def of_another_dtype(tensors: Tensors) -> None:
     [
         (
             renamed,
-            "layers.1.post_feedforward_layernorm.weight` .* missing; the checkpoint has .*post_feedforward_norm",
+            r"layers.1.post_feedforward_layernorm.weight` .* missing; the checkpoint has .*feedforward_norm",
         ),
         (dropped, r"layers.1.self_attn.v_proj.weight` with shape \[64, 64\] is missing$"),
         (transposed, r"up_proj.weight` should have shape \[\d+, 64\], got \[64, \d+\]"),
