@@ -326,7 +326,10 @@ fn other_kinds_are_refused_by_their_name() {
         );
         assert_says(
             &error,
-            &["DFlashDraftModel, DFlash2DraftModel", "config.json"],
+            &[
+                "DFlashDraftModel, MuseGlimmerAssistantModel, DFlash2DraftModel",
+                "config.json",
+            ],
         );
     }
 }
