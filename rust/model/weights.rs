@@ -5,12 +5,14 @@
 //! layer asks. Every tensor's presence and shape is checked before the first is read, and tensors nobody read are
 //! refused at the end.
 
+mod stock_weights;
+
 use rayon::prelude::*;
 
 use super::config::{
     AttentionConfig, LayerConfig, ModelConfig, OutputGate, PostNorms, QkNorm, ValueSource,
 };
-use super::stock::{StockAttention, StockGatedDelta, StockLayer, StockMixer, StockWeights};
+use super::stock::StockWeights;
 use super::tensor_role::TensorRole as Role;
 use crate::device::{Buffer, Device};
 use crate::error::{CheckpointError, KernelError, OptionError, Result};
@@ -164,46 +166,6 @@ impl DecoderWeights {
             }
             .into());
         }
-        Ok(weights)
-    }
-
-    /// Reads all weights for `kernels="stock"`: layers and LM head row-major, as BF16.
-    ///
-    /// # Errors
-    /// As for [`load`](Self::load).
-    pub fn load_stock<'a>(
-        device: &Device,
-        source: impl Into<WeightSource<'a>>,
-        config: &ModelConfig,
-    ) -> Result<Self> {
-        let source = source.into();
-        source.check(&config.weight_names.tensors(config))?;
-        let loader = Loader {
-            tensors: WeightLoader { source, device },
-            config,
-            format: WeightFormat::Bf16,
-            with_q_views: false,
-        };
-        let head = match config.tie_word_embeddings {
-            true => {
-                loader.skip_tied_head()?;
-                Role::Embed
-            }
-            false => Role::LmHead,
-        };
-        let head = loader.stock_matrix(&[head], 0)?;
-        let weights = Self {
-            embed: loader.matrix(Role::Embed, 0)?,
-            lm_head: None,
-            final_norm: loader.norm(Role::FinalNorm, 0)?,
-            layers: Vec::new(),
-            stock: Some(StockWeights {
-                layers: loader.each_layer(|i| loader.stock_layer(i))?,
-                head,
-                head_is_copy: config.tie_word_embeddings,
-            }),
-        };
-        source.finish(config.weight_names.ignored_prefixes)?;
         Ok(weights)
     }
 
@@ -469,61 +431,6 @@ impl Loader<'_> {
         if let Some(checkpoint) = self.tensors.source.checkpoint() {
             checkpoint.skip(&self.config.weight_names.rotary_frequencies(i));
         }
-    }
-
-    fn stock_layer(&self, i: usize) -> Result<StockLayer> {
-        Ok(StockLayer {
-            input_norm: self.norm(Role::InputNorm, i)?,
-            post_attention_norm: self.norm(Role::MlpNorm, i)?,
-            mixer: match &self.config.layers[i] {
-                LayerConfig::Attention(attention) => {
-                    StockMixer::Attention(self.stock_attention(attention, i)?)
-                }
-                LayerConfig::GatedDelta => StockMixer::GatedDelta(self.stock_gated_delta(i)?),
-            },
-            gate_up: self.stock_matrix(&[Role::GateProj, Role::UpProj], i)?,
-            down: self.stock_matrix(&[Role::DownProj], i)?,
-        })
-    }
-
-    fn stock_attention(&self, config: &AttentionConfig, i: usize) -> Result<StockAttention> {
-        self.skip_rotary_frequencies(i);
-        Ok(StockAttention {
-            q_proj: self.stock_matrix(&[Role::QProj], i)?,
-            k_proj: self.stock_matrix(&[Role::KProj], i)?,
-            v_proj: self.stock_matrix(&[Role::VProj], i)?,
-            o_proj: self.stock_matrix(&[Role::OProj], i)?,
-            q_norm: self.head_norm(config, Role::QNorm, i)?,
-            k_norm: self.head_norm(config, Role::KNorm, i)?,
-        })
-    }
-
-    fn stock_gated_delta(&self, i: usize) -> Result<StockGatedDelta> {
-        let inputs = [
-            Role::GdnInProjQkv,
-            Role::GdnInProjZ,
-            Role::GdnInProjA,
-            Role::GdnInProjB,
-        ];
-        Ok(StockGatedDelta {
-            in_proj: self.stock_matrix(&inputs, i)?,
-            out_proj: self.stock_matrix(&[Role::GdnOutProj], i)?,
-            conv: self.vector(Role::GdnConv, i)?,
-            a_log: self.vector(Role::GdnALog, i)?,
-            dt_bias: self.vector(Role::GdnDtBias, i)?,
-            norm: self.vector(Role::GdnNorm, i)?,
-        })
-    }
-
-    /// Matrices of one layer that read the same rows, one after another.
-    fn stock_matrix(&self, roles: &[Role], layer: usize) -> Result<StockMatrix> {
-        let parts: Vec<(String, usize)> = roles
-            .iter()
-            .map(|&role| (self.name(role, layer), role.shape(self.config, layer)[0]))
-            .collect();
-        let in_features = roles[0].shape(self.config, layer)[1];
-        let rows = self.tensors.rows_together(&parts, in_features)?;
-        Ok(StockMatrix::from_rows(rows, in_features))
     }
 
     /// The norm of query or key heads, if the model has it.
