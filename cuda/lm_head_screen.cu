@@ -231,8 +231,8 @@ __device__ __forceinline__ void multiply_survivors(const ScreenParams& p, u32 ro
     }
 }
 
-// A block takes groups of survivors in turn. Slices and their sums are those of slice_sums.cuh: eight warps a chain each, added in
-// ascending order to an octet's sum, octets in ascending order to the logit.
+// A block takes groups of survivors in turn. Slices and their sums are those of slice_sums.cuh: eight warps a chain each, added
+// pairwise to an octet's sum, octets in ascending order to the logit.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) rescore_survivors(const __grid_constant__ ScreenParams p) {
     __shared__ float slice_sums[SLICES][TILE_CHANNELS];
     wait_for_predecessors();
@@ -251,9 +251,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) rescore_survivors(co
             if (lane % 4 == 0) slice_sums[warp][lane / 4] = sums[0], slice_sums[warp][lane / 4 + 8] = sums[2];
             __syncthreads();
             if (threadIdx.x < TILE_CHANNELS) {
-                float octet_sum = slice_sums[0][threadIdx.x];
-#pragma unroll
-                for (u32 slice = 1; slice < SLICES; slice++) octet_sum += slice_sums[slice][threadIdx.x];
+                const auto sum = [&](u32 slice) { return slice_sums[slice][threadIdx.x] + slice_sums[slice + 1][threadIdx.x]; };
+                const float octet_sum = (sum(0) + sum(2)) + (sum(4) + sum(6));
                 logit = octet == 0 ? octet_sum : logit + octet_sum;
             }
         }

@@ -42,6 +42,8 @@ __device__ __forceinline__ float4 load_shared_float4(u32 address) {
     return {__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z), __uint_as_float(bits.w)};
 }
 
+__device__ __forceinline__ float load_shared_float(u32 address) { return __uint_as_float(load_shared_u32(address)); }
+
 __device__ __forceinline__ void add_to(float4& sum, float4 value) {
     sum.x += value.x, sum.y += value.y, sum.z += value.z, sum.w += value.w;
 }

@@ -123,13 +123,32 @@ __device__ __forceinline__ void round_rows(const float* x, u16* rounded, u32 num
     }
 }
 
-// Arguments of `round_rows`; mirrored by the launcher.
+// Arguments of `round_rows` and `round_groups`; mirrored by the launcher.
 struct RoundRowsParams {
     const float* x;
     u16* rounded;
     u32 num_rows;
     u32 in_features;
+    u32 row_groups;  // that `round_groups` writes, zeros after the last row
 };
+
+// fp32 rows to BF16 as wgmma takes them: groups of eight rows, in these every eight columns a core matrix of 8 x 16 bytes.
+// Column 16 t + 4 f + 2 h + e of a super-tile is number 2 t + e of core matrix 2 f + h: fragment f's operand B.
+extern "C" __global__ void round_groups(const __grid_constant__ RoundRowsParams p) {
+    wait_for_predecessors();
+    launch_dependents();
+    const u32 k_tiles = (p.in_features + TILE_COLUMNS - 1) / TILE_COLUMNS, lane = threadIdx.x % WARP_LANES;
+    const u32 first = (blockIdx.x * blockDim.x + threadIdx.x) / WARP_LANES, stride = gridDim.x * blockDim.x / WARP_LANES;
+    for (u32 i = first; i < p.row_groups * k_tiles; i += stride) {
+        const u32 row = i / k_tiles * 8 + lane / 4, column = i % k_tiles * TILE_COLUMNS + lane % 4 * 16;
+        const float* from = p.x + static_cast<u64>(row) * p.in_features + column;
+        const auto value = [&](u32 c) { return row < p.num_rows && column + c < p.in_features ? from[c] : 0.0f; };
+        u32* to = reinterpret_cast<u32*>(p.rounded) + static_cast<u64>(i) * TILE_COLUMNS * 4 + lane;
+#pragma unroll
+        for (u32 core = 0; core < 8; core++) to[core * WARP_LANES] = pack_bf16(value(2 * core), value(2 * core + 1));
+    }
+}
+
 
 extern "C" __global__ void round_rows(const __grid_constant__ RoundRowsParams p) {
     round_rows(p.x, p.rounded, p.num_rows, p.in_features);

@@ -5,8 +5,7 @@
 //
 // One order for every row count and weight format. Weights come in super-tiles of 16 channels x 64 columns. K is cut
 // into 8 * num_octets slices of whole super-tiles, num_octets a power of two. A slice's sum is one chain of mma.m16n8k16
-// over ascending k from zero; eight slice sums are added in ascending order to an octet's, these in ascending order to
-// the result. The rows beside a row only fill other columns of operand B, so nothing here depends on how many there are.
+// over ascending k from zero; eight slice sums are added pairwise to an octet's, octets in ascending order to the result. The rows beside a row only fill other columns of operand B, so nothing here depends on how many there are.
 //
 // A block has eight warps; each owns a slice of the octets the block works on (two where the activations of both fit
 // in registers, else one). It takes a run of *units* (group of octets, tile of 16 channels), so that all blocks read
@@ -52,7 +51,8 @@ struct MatmulParams {
     u32 slice_tiles;           // super-tiles of the longest slice: size of a ring slot
     u32 ring_slots;            // slices of a warp's ring
     u32 cluster_blocks;        // blocks that hold all octets of a tile between them; 1 without clusters
-    u32 inbox_slots;           // tiles whose octets an owner may hold at a time, 1 without clusters
+    u32 inbox_slots;           // tiles, or units, whose sums an owner may hold at a time, 1 without clusters
+    u32 block_tiles;           // wgmma: super-tiles along K that a block holds of the rows, at most
     u32 adds_to_output;        // y = y + sum
 };
 
@@ -243,6 +243,25 @@ __device__ __forceinline__ void leave_slice_sums(const SharedLayout<Weights, GRO
     if (lane == 0) barrier_arrive(shared.sums_full + buffer * 8);
 }
 
+// The sum of up to eight of a power of two of floats, `stride` bytes apart in shared memory, pairwise. One at a time: while it
+// runs, the rows still fill a warp's registers.
+__device__ __forceinline__ float add_pairwise(u32 from, u32 stride, u32 num_values) {
+    const auto at = [&](u32 index) { return load_shared_float(from + index * stride); };
+    float sum = at(0);
+    if (num_values == 1) return sum;
+    sum += at(1);
+    if (num_values == 2) return sum;
+    float next = at(2);
+    next += at(3);
+    sum += next;
+    if (num_values == 4) return sum;
+    next = at(4);
+    next += at(5);
+    float last = at(6);
+    last += at(7);
+    return sum + (next + last);
+}
+
 // Adds the eight slice sums of the block's octet number `index`.
 template <class Weights, u32 GROUPS, u32 BLOCK_OCTETS>
 __device__ __forceinline__ void add_slices(const SharedLayout<Weights, GROUPS, BLOCK_OCTETS>& shared, u32 index, u32 lane,
@@ -252,12 +271,9 @@ __device__ __forceinline__ void add_slices(const SharedLayout<Weights, GROUPS, B
 #pragma unroll
     for (u32 group = 0; group < GROUPS; group++) {
         const u32 place = (group * 8 + lane / 4) * SUM_STRIDE + lane % 4 * 4;
-#pragma unroll
-        for (u32 slice = 0; slice < SLICES; slice++) {
-            const float4 value = load_shared_float4(shared.sums + (buffer * SLICES + slice) * shared.SLICE_SUM_BYTES + place * 4);
-            if (slice == 0) sums[group] = value;
-            else add_to(sums[group], value);
-        }
+        const u32 from = shared.sums + buffer * SLICES * shared.SLICE_SUM_BYTES + place * 4;
+        const auto value = [&](u32 channel) { return add_pairwise(from + channel * 4, shared.SLICE_SUM_BYTES, SLICES); };
+        sums[group] = {value(0), value(1), value(2), value(3)};
     }
     __syncwarp();
     if (lane == 0) barrier_arrive(shared.sums_empty + buffer * 8);

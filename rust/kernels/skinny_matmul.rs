@@ -1,7 +1,13 @@
-//! Launching the CUDA matmuls of `cuda/include/skinny_matmul.cuh`: what `bf16_matmul` and `w12_matmul` share.
+//! Launching the CUDA matmuls of `cuda/include/{skinny,wgmma}_matmul.cuh`: what `bf16_matmul` and `w12_matmul` share.
 //!
-//! [`SkinnyConfig`] is the one home of tile and ring sizes. It may depend on the number of rows and of matrices: how
-//! slices are shared out among blocks changes no sum, only [`SliceMap`] does, and that follows from K alone.
+//! [`WarpConfig`] and [`GroupConfig`] are the one home of tile and ring sizes. They may depend on the number of rows and of
+//! matrices: how slices are shared out among blocks changes no sum, only [`SliceMap`] does, and that follows from K alone.
+
+mod group_config;
+mod warp_config;
+
+use group_config::GroupConfig;
+use warp_config::WarpConfig;
 
 use half::bf16;
 
@@ -11,22 +17,18 @@ use super::skinny_weights::{
 };
 use super::w12_matmul::{PackedW12, WeightView};
 use super::{check_len, check_size};
-use crate::device::cuda::{CudaDevice, KernelSource, Launch, Limits, Shape};
+use crate::device::cuda::{Arch, CudaDevice, KernelSource, Launch, Shape};
 use crate::device::{Buffer, Device};
 use crate::error::{DeviceError, KernelError};
 
 /// Matrices of one launch; `MAX_PARTS` of `slice_sums.cuh`.
 const MAX_PARTS: usize = 4;
-/// Rows that one launch multiplies at most.
+/// Rows that one launch multiplies at most, with activations in registers.
 const MAX_ROWS: usize = 32;
+/// Rows that activations in groups are padded to.
+const ROUNDED_ROWS: usize = 64;
 const WARP_LANES: usize = 32;
 const BLOCK_THREADS: usize = OCTET * WARP_LANES;
-/// Bytes between the rows of a slice sum.
-const SUM_ROW_BYTES: usize = 80;
-/// Units whose slice sums wait to be added.
-const SUM_BUFFERS: usize = 2;
-/// Slices of a ring beyond which nothing is gained.
-const MAX_RING_SLOTS: usize = 16;
 const BARRIER_BYTES: usize = 8;
 
 /// What the matrices of a launch have in common, and their tiles.
@@ -53,102 +55,23 @@ impl Stack {
     }
 }
 
-/// How one multiplication is spread over a GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SkinnyConfig {
-    /// Groups of eight rows.
-    row_groups: usize,
-    /// Octets that a block holds.
-    block_octets: usize,
-    /// Blocks that hold all octets of a tile between them and talk through shared memory; 1 without.
-    cluster_blocks: usize,
-    inbox_slots: usize,
-    ring_slots: usize,
-    shared_bytes: usize,
-}
-
-impl SkinnyConfig {
-    /// Rows of the first of the launches that multiply `num_rows`: as many as leave shared memory for a ring. Slices, and
-    /// so all sums, are the same whatever it is.
-    fn launch_rows(stack: Stack, view: WeightView, num_rows: usize, limits: Limits) -> usize {
-        let fits = |rows: &usize| Self::choose(stack, view, *rows, limits).ring_slots > 0;
-        let most = num_rows.min(MAX_ROWS);
-        let fewer = (1..most.div_ceil(8)).rev().map(|groups| 8 * groups);
-        std::iter::once(most)
-            .chain(fewer)
-            .find(fits)
-            .unwrap_or(most.min(8))
-    }
-
-    fn choose(stack: Stack, view: WeightView, num_rows: usize, limits: Limits) -> Self {
-        // Activations of two octets fit in registers up to 16 rows.
-        if num_rows <= 16 && SliceMap::of(stack.in_features).num_octets > 1 {
-            let config = Self::with_octets(2, stack, view, num_rows, limits);
-            if config.ring_slots > 0 {
-                return config;
-            }
-        }
-        Self::with_octets(1, stack, view, num_rows, limits)
-    }
-
-    fn with_octets(
-        block_octets: usize,
-        stack: Stack,
-        view: WeightView,
-        num_rows: usize,
-        limits: Limits,
-    ) -> Self {
-        let map = SliceMap::of(stack.in_features);
-        let row_groups = num_rows.div_ceil(8);
-        let num_groups = map.num_octets / block_octets;
-        // Measured on an H200: above 16 rows W12's warps have no time to spare for a cluster's exchange, unless the
-        // matrix is so small that its end is most of it.
-        let is_tight = stack.format == SliceFormat::W12 && row_groups > 2;
-        let in_cluster = limits.has_clusters
-            && (2..=8).contains(&num_groups)
-            && (!is_tight || stack.num_tiles <= limits.num_multiprocessors);
-        let cluster_blocks = if in_cluster { num_groups } else { 1 };
+impl Stack {
+    /// Bytes of a slot of a warp's ring: the longest slice.
+    fn slot_bytes(self, view: WeightView) -> usize {
         let tile_bytes = match view {
-            WeightView::Exact => stack.format.tile_bytes(),
+            WeightView::Exact => self.format.tile_bytes(),
             WeightView::Q => TILE_CHANNELS * TILE_COLUMNS,
         };
-        let slot_bytes = stack.format.note_bytes() + map.slice_tiles() * tile_bytes + BARRIER_BYTES;
-        let buffers = SUM_BUFFERS * block_octets;
-        let fixed = |inbox_slots: usize| {
-            let sums = buffers * (OCTET * row_groups * 8 * SUM_ROW_BYTES + 2 * BARRIER_BYTES);
-            let octets = map.num_octets * row_groups * WARP_LANES * 16;
-            let inbox = inbox_slots * (octets + BARRIER_BYTES * (1 + cluster_blocks));
-            sums + if in_cluster { inbox } else { 0 }
-        };
-        let slots = |inbox_slots| {
-            let room = limits.block_shared_bytes.saturating_sub(fixed(inbox_slots));
-            (room / (OCTET * slot_bytes)).min(MAX_RING_SLOTS)
-        };
-        let inbox_slots = if in_cluster && slots(2) == slots(1) {
-            2
-        } else {
-            1
-        };
-        let ring_slots = slots(inbox_slots);
-        Self {
-            row_groups,
-            block_octets,
-            cluster_blocks,
-            inbox_slots,
-            ring_slots,
-            shared_bytes: fixed(inbox_slots) + ring_slots * OCTET * slot_bytes,
-        }
+        self.format.note_bytes() + SliceMap::of(self.in_features).slice_tiles() * tile_bytes
     }
+}
 
-    /// The kernel of this shape.
-    fn kernel_name(&self, format: SliceFormat, view: WeightView) -> String {
-        let stem = match (format, view) {
-            (SliceFormat::Bf16, _) => "bf16_matmul",
-            (SliceFormat::W12, WeightView::Exact) => "w12_matmul",
-            (SliceFormat::W12, WeightView::Q) => "w12_matmul_q",
-        };
-        let octets = if self.block_octets == 2 { "_2" } else { "" };
-        format!("{stem}_{}{octets}", 8 * self.row_groups)
+/// What the names of a format's kernels begin with.
+fn kernel_stem(format: SliceFormat, view: WeightView) -> &'static str {
+    match (format, view) {
+        (SliceFormat::Bf16, _) => "bf16_matmul",
+        (SliceFormat::W12, WeightView::Exact) => "w12_matmul",
+        (SliceFormat::W12, WeightView::Q) => "w12_matmul_q",
     }
 }
 
@@ -181,6 +104,7 @@ struct MatmulParams {
     ring_slots: u32,
     cluster_blocks: u32,
     inbox_slots: u32,
+    block_tiles: u32,
     adds_to_output: u32,
 }
 
@@ -192,12 +116,23 @@ struct RoundRowsParams {
     rounded: u64,
     num_rows: u32,
     in_features: u32,
+    row_groups: u32,
+}
+
+/// Activations as a kernel takes them.
+#[derive(Clone, Copy)]
+enum Activations {
+    /// Row by row, padded with zeros to whole super-tiles.
+    Rows(u64),
+    /// In groups of eight rows, as `round_groups` writes them, padded with zeros to whole launches.
+    Groups(u64),
 }
 
 /// Activations on a GPU as its matmuls take them: BF16, each row padded with zeros to whole super-tiles.
 #[derive(Clone, Debug)]
 pub struct RoundedRows {
     values: Buffer<bf16>,
+    groups: Buffer<bf16>,
     num_rows: usize,
     in_features: usize,
 }
@@ -220,6 +155,7 @@ impl RoundedRows {
         }
         Ok(Self {
             values: device.buffer_of(&values)?,
+            groups: device.buffer_of(&grouped(&values, padded))?,
             num_rows: x.len() / in_features,
             in_features,
         })
@@ -229,6 +165,25 @@ impl RoundedRows {
     pub fn values(&self) -> &Buffer<bf16> {
         &self.values
     }
+}
+
+/// Padded rows in the order of `round_groups`.
+fn grouped(rows: &[bf16], padded: usize) -> Vec<bf16> {
+    let num_rows = (rows.len() / padded).next_multiple_of(ROUNDED_ROWS);
+    let mut groups = vec![bf16::ZERO; num_rows * padded];
+    for (row, values) in rows.chunks_exact(padded).enumerate() {
+        for (column, &value) in values.iter().enumerate() {
+            let (tile, lane, within) = (
+                column / TILE_COLUMNS,
+                column % TILE_COLUMNS / 16,
+                column % 16,
+            );
+            let core = tile * 8 + within / 4 * 2 + within % 4 / 2;
+            let group = row / 8 * padded / 8 + core;
+            groups[(group * 8 + row % 8) * 8 + lane * 2 + column % 2] = value;
+        }
+    }
+    groups
 }
 
 /// Weights of either format, for [`multiply_rounded`].
@@ -265,7 +220,8 @@ pub fn multiply_rounded(
     check_size(kernel, "in_features", x.in_features, weights.in_features)?;
     check_len(kernel, "x", x.num_rows, num_rows)?;
     check_len(kernel, "y", y.len(), num_rows * weights.out_features)?;
-    let at = x.values.cuda_address().ok_or(on_cuda("x"))?;
+    let rows = x.values.cuda_address().ok_or(on_cuda("x"))?;
+    let groups = x.groups.cuda_address().ok_or(on_cuda("x"))?;
     let product = SkinnyProduct {
         weights,
         y: y.cuda_address().ok_or(on_cuda("y"))?,
@@ -277,8 +233,12 @@ pub fn multiply_rounded(
         num_rows,
         epilogue,
     };
+    let activations = match matmul.takes_groups(device) {
+        true => Activations::Groups(groups),
+        false => Activations::Rows(rows),
+    };
     matmul
-        .launch_rounded(device, at)
+        .launch_rounded(device, activations)
         .map_err(|source| KernelError::Device { kernel, source })
 }
 
@@ -342,12 +302,28 @@ impl SkinnyMatmul<'_> {
     }
 
     fn launch_all(&self, device: &CudaDevice, x: u64) -> Result<(), DeviceError> {
-        let rounded_bytes = self.num_rows * self.rounded_row_bytes();
+        let takes_groups = self.takes_groups(device);
+        let padded_rows = match takes_groups {
+            true => self.num_rows.next_multiple_of(ROUNDED_ROWS),
+            false => self.num_rows,
+        };
         let sums_bytes = self.sums_bytes();
-        let scratch = device.scratch(sums_bytes + rounded_bytes)?;
+        let scratch = device.scratch(sums_bytes + padded_rows * self.rounded_row_bytes())?;
         let rounded = scratch + sums_bytes as u64;
-        self.round_rows(device, x, rounded)?;
-        self.launch_rounded(device, rounded)
+        self.round_rows(device, x, rounded, takes_groups)?;
+        let activations = match takes_groups {
+            true => Activations::Groups(rounded),
+            false => Activations::Rows(rounded),
+        };
+        self.launch_rounded(device, activations)
+    }
+
+    /// Whether rows go to shared memory for `wgmma`, with the same sums: where one launch then takes what would be two.
+    fn takes_groups(&self, device: &CudaDevice) -> bool {
+        let stack = Stack::of(self.products.iter().map(|product| product.weights));
+        let fits =
+            || GroupConfig::with_rows(stack, self.view, ROUNDED_ROWS, device.limits()).is_some();
+        self.num_rows > MAX_ROWS && device.arch() == Arch::Sm90a && fits()
     }
 
     fn in_features(&self) -> usize {
@@ -368,29 +344,55 @@ impl SkinnyMatmul<'_> {
         num_channels * num_octets * MAX_ROWS * size_of::<f32>()
     }
 
-    fn launch_rounded(&self, device: &CudaDevice, rounded: u64) -> Result<(), DeviceError> {
-        let scratch = device.scratch(self.sums_bytes())?;
+    fn launch_rounded(&self, device: &CudaDevice, x: Activations) -> Result<(), DeviceError> {
+        let (limits, view) = (device.limits(), self.view);
         for products in self.products.chunks(MAX_PARTS) {
             let stack = Stack::of(products.iter().map(|product| product.weights));
             let mut first = 0;
             while first < self.num_rows {
                 let left = self.num_rows - first;
-                let num_rows = SkinnyConfig::launch_rows(stack, self.view, left, device.limits());
-                let params = MatmulParams {
-                    x: rounded + (first * self.rounded_row_bytes()) as u64,
-                    octet_sums: scratch,
-                    grid_barrier: device.grid_barrier(),
-                    ..self.params(products, first, num_rows)
+                let skipped = (first * self.rounded_row_bytes()) as u64;
+                first += match x {
+                    Activations::Rows(rows) => {
+                        let num_rows = WarpConfig::launch_rows(stack, view, left, limits);
+                        let params = MatmulParams {
+                            x: rows + skipped,
+                            octet_sums: device.scratch(self.sums_bytes())?,
+                            grid_barrier: device.grid_barrier(),
+                            ..self.params(products, first, num_rows)
+                        };
+                        self.launch_warps(device, stack, params)?;
+                        num_rows
+                    }
+                    Activations::Groups(groups) => {
+                        let config = GroupConfig::choose(stack, view, left, limits)
+                            .expect("`takes_groups` found room");
+                        let num_rows = left.min(config.rows);
+                        let params = MatmulParams {
+                            x: groups + skipped,
+                            ..self.params(products, first, num_rows)
+                        };
+                        self.launch_groups(device, stack, config, params)?;
+                        num_rows
+                    }
                 };
-                self.launch(device, stack, params)?;
-                first += num_rows;
             }
         }
         Ok(())
     }
 
-    fn round_rows(&self, device: &CudaDevice, x: u64, rounded: u64) -> Result<(), DeviceError> {
-        let function = device.function(self.source(), "round_rows")?;
+    fn round_rows(
+        &self,
+        device: &CudaDevice,
+        x: u64,
+        rounded: u64,
+        takes_groups: bool,
+    ) -> Result<(), DeviceError> {
+        let name = match takes_groups {
+            true => "round_groups",
+            false => "round_rows",
+        };
+        let function = device.function(self.source(), name)?;
         let num_values = self.num_rows * self.in_features();
         let shape = Shape {
             num_blocks: num_values.div_ceil(512).min(1024) as u32,
@@ -403,6 +405,7 @@ impl SkinnyMatmul<'_> {
             rounded,
             num_rows: self.num_rows as u32,
             in_features: self.in_features() as u32,
+            row_groups: (self.num_rows.next_multiple_of(ROUNDED_ROWS) / 8) as u32,
         };
         let launch = Launch::new(&function, shape, device.limits().has_clusters);
         // SAFETY: `params` mirrors the kernel's; `check` saw that `x` holds the rows, and the scratch has room.
@@ -451,19 +454,20 @@ impl SkinnyMatmul<'_> {
             ring_slots: 0,
             cluster_blocks: 1,
             inbox_slots: 1,
+            block_tiles: 0,
             adds_to_output: u32::from(self.epilogue == Epilogue::AddToOutput),
         }
     }
 
-    /// Launches one multiplication of up to 32 rows.
-    fn launch(
+    /// Launches one multiplication of up to 32 rows in registers.
+    fn launch_warps(
         &self,
         device: &CudaDevice,
         stack: Stack,
         params: MatmulParams,
     ) -> Result<(), DeviceError> {
         let limits = device.limits();
-        let config = SkinnyConfig::choose(stack, self.view, params.num_rows as usize, limits);
+        let config = WarpConfig::choose(stack, self.view, params.num_rows as usize, limits);
         let name = config.kernel_name(stack.format, self.view);
         let function = device.function(self.source(), &name)?;
         device.allow_shared_bytes(&function, config.shared_bytes)?;
@@ -494,48 +498,43 @@ impl SkinnyMatmul<'_> {
         // other.
         unsafe { launch.run(device, &params) }
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::device::Device;
-
-    /// Shared memory of an H200, an A100 and a workstation card.
-    const BLOCK_SHARED_BYTES: [(usize, bool); 3] =
-        [(232_448, true), (166_912, false), (101_376, true)];
-
-    #[test]
-    fn every_shape_has_a_ring_that_fits() {
-        let device = Device::host(Some(1)).unwrap();
-        for in_features in [64, 1000, 2560, 5120, 6144, 17408] {
-            let bf16 = SkinnyWeights::of_bf16(&device, 16, in_features, |_, _| {}).unwrap();
-            let mut w12 = bf16.clone();
-            w12.format = SliceFormat::W12;
-            for (block_shared_bytes, has_clusters) in BLOCK_SHARED_BYTES {
-                let limits = Limits {
-                    num_multiprocessors: 132,
-                    block_shared_bytes,
-                    has_clusters,
-                };
-                for (weights, view) in [
-                    (&bf16, WeightView::Exact),
-                    (&w12, WeightView::Exact),
-                    (&w12, WeightView::Q),
-                ] {
-                    let stack = Stack::of([weights, weights].into_iter());
-                    for num_rows in 1..=MAX_ROWS {
-                        let launch_rows = SkinnyConfig::launch_rows(stack, view, num_rows, limits);
-                        assert!(launch_rows == num_rows || launch_rows.is_multiple_of(8));
-                        let config = SkinnyConfig::choose(stack, view, launch_rows, limits);
-                        assert!(config.shared_bytes <= block_shared_bytes, "{config:?}");
-                        assert!(
-                            config.ring_slots >= 1,
-                            "{in_features} {num_rows} {config:?}"
-                        );
-                    }
-                }
-            }
-        }
+    /// Launches one multiplication of rows in shared memory.
+    fn launch_groups(
+        &self,
+        device: &CudaDevice,
+        stack: Stack,
+        config: GroupConfig,
+        params: MatmulParams,
+    ) -> Result<(), DeviceError> {
+        let name = config.kernel_name(stack.format, self.view);
+        let function = device.function(self.source(), &name)?;
+        device.allow_shared_bytes(&function, config.shared_bytes)?;
+        let cluster = Shape {
+            num_blocks: config.cluster_blocks as u32,
+            block_threads: BLOCK_THREADS as u32,
+            shared_bytes: config.shared_bytes as u32,
+            cluster_blocks: config.cluster_blocks as u32,
+        };
+        let num_clusters = match config.cluster_blocks {
+            1 => device.limits().num_multiprocessors,
+            _ => Launch::new(&function, cluster, false).max_clusters(device)?,
+        };
+        let num_units = stack.num_tiles.div_ceil(group_config::UNIT_TILES);
+        let shape = Shape {
+            num_blocks: (num_clusters.min(num_units) * config.cluster_blocks) as u32,
+            ..cluster
+        };
+        let params = MatmulParams {
+            ring_slots: config.ring_slots as u32,
+            cluster_blocks: config.cluster_blocks as u32,
+            inbox_slots: config.inbox_slots as u32,
+            block_tiles: config.block_tiles as u32,
+            ..params
+        };
+        let launch = Launch::new(&function, shape, true);
+        // SAFETY: `params` mirrors the kernel's. Weights, results and activations are as long as the shapes ask: the packer,
+        // `check` and `launch_all` saw to that. No more clusters than the GPU holds at a time.
+        unsafe { launch.run(device, &params) }
     }
 }

@@ -72,7 +72,8 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "tf32.cuh",
     "thread_copy.cuh",
     "top_keys.cuh",
-    "w12_decode.cuh"
+    "w12_decode.cuh",
+    "wgmma_matmul.cuh"
 ];
 
 impl KernelSource {
