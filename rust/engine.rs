@@ -269,6 +269,8 @@ impl Engine {
         let committed = match committed {
             Ok(committed) => committed,
             Err(error) => {
+                // What the step had finished before it failed is over; all else is given up.
+                self.keep_finished(&slots);
                 for id in self.scheduler.ids() {
                     self.abort(id)?;
                 }
@@ -289,21 +291,24 @@ impl Engine {
                 }
             })
             .collect();
-        for (index, slot) in slots {
-            if matches!(
-                self.scheduler.running_mut()[index].state,
-                State::Finished(_)
-            ) {
+        self.keep_finished(&slots);
+        if self.scheduler.is_idle() {
+            self.pair.clock.pause();
+        }
+        Ok(events)
+    }
+
+    /// Frees the slots of requests that a step has finished, of those `(index, slot)`, and keeps their outputs.
+    fn keep_finished(&mut self, slots: &[(usize, usize)]) {
+        for &(index, slot) in slots {
+            let request = &self.scheduler.running_mut()[index];
+            if matches!(request.state, State::Finished(_)) {
                 self.release(slot);
             }
         }
         for request in self.scheduler.take_finished() {
             self.finished.insert(request.id, request);
         }
-        if self.scheduler.is_idle() {
-            self.pair.clock.pause();
-        }
-        Ok(events)
     }
 
     fn release(&mut self, slot: usize) {

@@ -162,9 +162,14 @@ def test_an_engine_switches_to_nothing_larger(prompts: list[Any]) -> None:
     ):
         with pytest.raises(OptionError, match=message):
             llm.switch_speculation(config, head=head)
+    with pytest.raises(OptionError, match="`method` should be 'dflash2', as the engine was opened"):
+        llm.switch_speculation({"method": "ngram"})
     assert llm.describe()["tree_nodes"] == 8
     with pytest.raises(OptionError, match="an engine with a drafter"):
         tiny().switch_speculation({})
+    ngram = LLM.demo({"method": "ngram"}, device="cpu")
+    with pytest.raises(OptionError, match="`prompt_lookup_max` should be None, as the engine was opened"):
+        ngram.switch_speculation({"method": "ngram", "prompt_lookup_max": 4})
     stream = llm.stream(prompts[0], PARAMS)
     next(stream)
     with pytest.raises(OptionError, match="idle engine"):

@@ -41,6 +41,8 @@ Prompt = str | Mapping[str, Any]
 Message = Mapping[str, Any]
 
 _LOG = logging.getLogger("specpilot_rs")
+# Which drafter speculates; a loaded engine cannot change it.
+_DRAFTER_KEYS = ("model", "method", "revision", "prompt_lookup_min", "prompt_lookup_max")
 _DEMO_SPECULATION: Mapping[str, Any] = MappingProxyType({"method": "dflash2"})
 
 
@@ -127,12 +129,14 @@ class LLM:
             options = dataclasses.replace(options, extra_eos_token_ids=() if end is None else (end,))
         _cuda.prepare(options.device, options.kernels)
         engine_options = _with_speculation(options, speculation)
-        self._start(Engine(model=str(target), drafter=drafter, options=engine_options), options)
+        engine = Engine(model=str(target), drafter=drafter, options=engine_options)
+        self._start(engine, options, speculation)
 
-    def _start(self, engine: Engine, options: EngineOptions) -> None:
-        """Takes over an opened engine; `options` are those without speculation."""
+    def _start(self, engine: Engine, options: EngineOptions, speculation: SpeculativeConfig | None) -> None:
+        """Takes over an opened engine; `options` are those without `speculation`."""
         self._engine, self._options = engine, options
         self._plan = engine.describe()
+        self._opened = speculation and dataclasses.replace(speculation, method=self._plan["method"])
         if self._plan["drafter"] is not None:
             _LOG.info("drafter: %s", self._plan["drafter"])
         self._running = RunningRequests(self._engine)
@@ -208,6 +212,7 @@ class LLM:
                 options=_with_speculation(engine_options, speculation),
             ),
             engine_options,
+            speculation,
         )
         return llm
 
@@ -236,6 +241,12 @@ class LLM:
             OptionError: While requests run, or for anything larger than what it was opened for.
         """
         speculation = None if speculative_config is None else SpeculativeConfig.of(speculative_config)
+        for key in _DRAFTER_KEYS if speculation is not None and self._opened is not None else ():
+            wanted, opened = getattr(speculation, key), getattr(self._opened, key)
+            if wanted not in (None, opened):
+                raise OptionError(
+                    f"`{key}` should be {opened!r}, as the engine was opened, or left out; got {wanted!r}"
+                )
         options = self._options if head is None else dataclasses.replace(self._options, head=head)
         self._engine.switch_to(
             speculates=speculation is not None, options=_with_speculation(options, speculation)

@@ -5,7 +5,10 @@ use std::ops::ControlFlow;
 use super::opening::with_plan;
 use super::*;
 use crate::convert::convert_model;
-use crate::error::{DeviceError, Error, KernelError};
+use crate::drafter::proposal::Proposal;
+use crate::drafter::{ContextRows, DraftAnchor, DraftRequest, Drafter};
+use crate::error::{DeviceError, DrafterError, Error, KernelError};
+use crate::model::DecoderWeights;
 use crate::options::{EngineOptions, PromptLookup};
 use crate::plan::footprint::Footprint;
 use crate::weights::raw_safetensors::{demo_target, family};
@@ -228,4 +231,115 @@ fn a_full_gpu_is_told_what_was_to_be_held() {
     let other = DeviceError::NoCompiler;
     let told = with_plan(Error::Device(other), "KV pool 9.00 GB").to_string();
     assert!(!told.contains("KV pool"), "{told}");
+}
+
+/// A drafter whose context cannot be extended `num_extensions` times.
+struct Failing {
+    drafter: Box<dyn Drafter>,
+    num_extensions: usize,
+}
+
+impl Drafter for Failing {
+    fn weight_bytes(&self) -> usize {
+        self.drafter.weight_bytes()
+    }
+
+    fn taps(&self) -> &[usize] {
+        self.drafter.taps()
+    }
+
+    fn reserve(&mut self, slot: usize, num_tokens: usize) -> bool {
+        self.drafter.reserve(slot, num_tokens)
+    }
+
+    fn release(&mut self, slot: usize) {
+        self.drafter.release(slot);
+    }
+
+    fn extend(
+        &mut self,
+        device: &Device,
+        target: &DecoderWeights,
+        rows: ContextRows<'_>,
+    ) -> Result<()> {
+        if self.num_extensions == 0 {
+            return Err(DrafterError::ContextGap {
+                slot: rows.slot,
+                expected: 0,
+                got: rows.first_position,
+            }
+            .into());
+        }
+        self.num_extensions -= 1;
+        self.drafter.extend(device, target, rows)
+    }
+
+    fn rollback(&mut self, slot: usize) {
+        self.drafter.rollback(slot);
+    }
+
+    fn propose(
+        &mut self,
+        device: &Device,
+        target: &DecoderWeights,
+        anchors: &[DraftAnchor],
+        wanted: DraftRequest,
+        proposals: &mut [Proposal],
+    ) -> Result<()> {
+        self.drafter
+            .propose(device, target, anchors, wanted, proposals)
+    }
+}
+
+#[test]
+fn a_step_that_fails_behind_a_request_that_ended_gives_its_room_back() {
+    let options = EngineOptions {
+        method: Some("ngram".into()),
+        ..options(2)
+    };
+    let mut engine = Engine::open(&demo_target(), None, &options).unwrap();
+    // Both prompts, and then the second request's rows, which come after the first has ended.
+    let drafter = engine.pair.drafter.take().unwrap();
+    engine.pair.drafter = Some(Box::new(Failing {
+        drafter,
+        num_extensions: 2,
+    }));
+    let params = |max_tokens| SamplingParams {
+        max_tokens: Some(max_tokens),
+        min_tokens: 0,
+        ignore_eos: true,
+        stop_token_ids: vec![],
+        sampling: None,
+    };
+    let add = |engine: &mut Engine, max_tokens| {
+        let params = params(max_tokens);
+        engine.add_request(vec![5, 6, 7], &params, Record::default())
+    };
+    let short = add(&mut engine, 2).unwrap();
+    let long = add(&mut engine, 40).unwrap();
+    engine.step().unwrap();
+    let error = engine.step().unwrap_err();
+    assert!(
+        matches!(error, Error::Drafter(DrafterError::ContextGap { .. })),
+        "{error}"
+    );
+    assert!(!engine.has_unfinished());
+    assert_eq!(engine.num_free_kv_pages(), engine.plan().num_kv_pages);
+    let ended = engine.take_output(short).unwrap();
+    assert_eq!(ended.finish_reason, FinishReason::Length);
+    assert_eq!(
+        engine.take_output(long).unwrap().finish_reason,
+        FinishReason::Abort
+    );
+    // A single token needs no context, and every slot is free.
+    for _ in 0..3 {
+        let next = add(&mut engine, 1).unwrap();
+        while engine.has_unfinished() {
+            engine.step().unwrap();
+        }
+        assert_eq!(
+            engine.take_output(next).unwrap().finish_reason,
+            FinishReason::Length
+        );
+    }
 }

@@ -53,7 +53,8 @@ pub struct DraftWorkspace {
 /// Runs one step. Plain decoding is the tree of one node: it takes the same stages.
 ///
 /// # Errors
-/// Whatever a kernel or the drafter refuses. Nothing is committed for any request unless all rows were verified.
+/// Whatever a kernel or the drafter refuses. Nothing is committed for any request unless all rows were verified; a drafter
+/// that fails after that leaves what was committed.
 pub fn decode_step(
     pair: &mut ModelPair,
     requests: &mut [Request],
@@ -71,8 +72,9 @@ pub fn decode_step(
     let verified = verify::verify(pair, requests, trees)?;
     let accepted = accept::accept(requests, verified);
     let committed = commit::commit(pair, requests, accepted)?;
-    draft::start_next(pair, &plan.trees[0], requests, &committed)?;
     pair.clock.lap(&pair.device, Stage::Context)?;
+    draft::start_next(pair, plan, requests, &committed)?;
+    pair.clock.lap(&pair.device, Stage::Draft)?;
     if !has_prompts {
         pair.clock.end_step(&pair.device);
     }

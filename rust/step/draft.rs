@@ -3,7 +3,7 @@
 use crate::drafter::proposal::Proposal;
 use crate::drafter::{DraftAnchor, DraftRequest};
 use crate::error::Result;
-use crate::options::speculation::TreePlan;
+use crate::options::speculation::{SpeculationPlan, TreePlan};
 use crate::request::{Request, State};
 
 use super::decode_step::ModelPair;
@@ -53,13 +53,13 @@ fn wanted(plan: &TreePlan) -> DraftRequest {
 }
 
 /// Lets a GPU draft for the next step while the host delivers this one's tokens, where one request runs: of several,
-/// it is not known who comes next with whom. `plan` is that of a step's first tree.
+/// it is not known who comes next with whom.
 ///
 /// # Errors
 /// Whatever the drafter's kernels refuse.
 pub fn start_next(
     pair: &mut ModelPair,
-    plan: &TreePlan,
+    plan: &SpeculationPlan,
     requests: &[Request],
     committed: &Committed,
 ) -> Result<()> {
@@ -70,7 +70,12 @@ pub fn start_next(
     let State::Running { slot } = request.state else {
         return Ok(());
     };
-    if requests.len() > 1 || request.in_prompt() || request.num_tokens_left() < 2 {
+    // Trees of one row draft nothing.
+    if plan.pass_rows() < 2
+        || requests.len() > 1
+        || request.in_prompt()
+        || request.num_tokens_left() < 2
+    {
         return Ok(());
     }
     let anchor = DraftAnchor {
@@ -79,7 +84,7 @@ pub fn start_next(
         position: request.committed_len,
     };
     let target = pair.target.weights();
-    drafter.start(&pair.device, target, &[anchor], wanted(plan))
+    drafter.start(&pair.device, target, &[anchor], wanted(&plan.trees[0]))
 }
 
 /// Proposes what follows every open stem. The proposals stay in the pair's workspace.

@@ -31,7 +31,7 @@ pub enum Stage {
     Head,
     /// Walking accepted paths, and their rows to the target's caches.
     Commit,
-    /// Accepted rows to the drafter's context, tokens to requests, and the start of the next draft.
+    /// Accepted rows to the drafter's context, and tokens to requests.
     Context,
 }
 

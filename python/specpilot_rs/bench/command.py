@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _MAX_TOKENS = 128
 _USUAL_TREE_NODES = 32
+_ROUNDS = 5
+_PROMPT_TOKENS = 512
 
 
 def bench(
@@ -55,8 +57,10 @@ def bench(
             "drafts are right as often as a stated profile says (modelled acceptance)."
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds that presets are timed for.")] = 5,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of a planted model's prompts.")] = 512,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds that presets are timed for.")] = _ROUNDS,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=1, help="Length of a planted model's prompts.")
+    ] = _PROMPT_TOKENS,
     device: Annotated[str, typer.Option(help=help_of(EngineOptions, "device"))] = EngineOptions.device,
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="Target: a directory or a hub id.")
@@ -128,6 +132,21 @@ def bench(
     if [demo, model is not None, planted is not None].count(True) != 1:
         also = ", or --planted NAME" if is_timed else ""
         raise option_error(f"give --model DIRECTORY_OR_HUB_ID, or --demo for the bundled pair{also}")
+    _refuse_options_of_the_other(
+        "--acceptance" if acceptance else "--presets and --ladder",
+        {"--rounds": rounds != _ROUNDS, "--prompt-tokens": prompt_tokens != _PROMPT_TOKENS}
+        if acceptance
+        else {
+            "--chat": chat,
+            "--tree": tree,
+            "--tree-nodes": tree_nodes,
+            "--q-passes": q_passes,
+            "--num-speculative-tokens": num_speculative_tokens,
+            "--ignore-eos": ignore_eos,
+            "--limit": limit,
+            "--weight-format": weight_format != EngineOptions.weight_format,
+        },
+    )
     if is_timed:
         from specpilot_rs.bench.timing_command import TimingSettings, measure_presets
 
@@ -182,6 +201,7 @@ def bench(
         options: dict[str, Any] = {
             "speculative_config": speculation,
             "weight_format": weight_format,
+            "device": device,
             "max_model_len": max_model_len,
             "num_threads": num_threads,
             "max_num_seqs": 1,
@@ -236,6 +256,13 @@ def _find(drafters: Sequence[str], demo: bool) -> None:
             raise option_error(
                 f"{drafter!r} is a method whose drafters have files; give a directory or hub id of one"
             )
+
+
+def _refuse_options_of_the_other(mode: str, given: Mapping[str, Any]) -> None:
+    """Refuses options that `mode` would ignore."""
+    ignored = [option for option, value in given.items() if value]
+    if ignored:
+        raise option_error(f"{', '.join(ignored)}: no option of {mode}; leave it out")
 
 
 def _configurations(

@@ -20,7 +20,7 @@ import numpy as np
 from specpilot_rs.bench.presets import TREE_NODES, Preset, opening_config, opening_head
 from specpilot_rs.bench.progress import Progress
 from specpilot_rs.llm import LLM
-from specpilot_rs.options import SamplingParams, SpeculativeConfig
+from specpilot_rs.options import SamplingParams, SpeculativeConfig, option_error
 from specpilot_rs.outputs import RequestOutput
 
 VERIFY_ROWS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 64)
@@ -151,8 +151,8 @@ class TimingRun:
                 if (clocks := gpu_clocks()) is not None:
                     self.clocks.append(clocks)
                 for timing in timings:
-                    llm = self._switch(timing)
-                    [output] = self._generate(llm, prompt)
+                    # Nothing here keeps an engine that the next block closes.
+                    [output] = self._generate(self._switch(timing), prompt)
                     timing.check(output.outputs[0].token_ids, self._plain[number])
                     timing.samples.append(_sample(output, block))
                     self.progress.advance(1)
@@ -313,6 +313,8 @@ def _plain_on(preset: Preset) -> Preset:
 
 def _sample(output: RequestOutput, block: int) -> Sample:
     metrics = output.metrics
+    if metrics.num_target_passes == 0:
+        raise option_error("a prompt leaves no room for a second token, so there is no decoding to time")
     return Sample(metrics.num_output_tokens - 1, metrics.num_target_passes, metrics.decode_time_s, block)
 
 
