@@ -14,6 +14,7 @@ from specpilot_rs.demo import DFLASH2_DIR, TARGET_DIR
 from specpilot_rs.output_file import writable, writing
 
 PROMPT = "def add(a, b):\n"
+DEMO = Path(__file__).parent / "fixtures" / "demo"
 
 
 def specpilot(*arguments: str | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
@@ -268,8 +269,9 @@ def test_doctor_knows_the_architectures_that_loading_does(tmp_path: Path):
     assert ", ".join(_core.DRAFTER_ARCHITECTURES) in fix
 
 
-def test_doctor_misses_no_tokenizer_in_a_drafter():
-    findings = {finding.what: finding for finding in doctor.examine(DFLASH2_DIR)}
+@pytest.mark.parametrize("drafter", [DFLASH2_DIR, *(DEMO / name for name in ("dflash", "dspark", "eagle3"))])
+def test_doctor_misses_no_tokenizer_in_a_drafter(drafter: Path):
+    findings = {finding.what: finding for finding in doctor.examine(drafter)}
     assert {finding.level for finding in findings.values()} == {doctor.Level.OK}
     assert "target's" in findings["tokenizer"].message
     assert "drafter" in findings["config.json"].message

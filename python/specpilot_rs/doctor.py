@@ -29,6 +29,8 @@ _FP8 = "F8_E4M3"
 _DTYPES = ("BF16", "F32", _FP8)
 # A matrix in 12 bits a weight is stored as these parts, in dtypes of their own.
 _W12_PART = re.compile(r"\.w12_(plane8|plane4|base|counts|escapes)$")
+# A drafter with a vocabulary of its own brings tables between it and the target's.
+_ID_TABLES = {"d2t": "I64", "t2d": "BOOL"}
 _UNREADABLE = (OSError, ValueError, RecursionError, MemoryError)
 """What reading a damaged file can raise; the checks themselves raise only `ValueError`."""
 
@@ -284,7 +286,10 @@ def _weights(directory: Path, kind: _Kind, *, is_cached: bool) -> Iterator[Findi
     others = {
         name: dtype
         for name, dtype in dtypes.items()
-        if dtype not in _DTYPES and not name.startswith(kind.prefixes_not_read) and not _W12_PART.search(name)
+        if dtype not in _DTYPES
+        and not name.startswith(kind.prefixes_not_read)
+        and not _W12_PART.search(name)
+        and not (kind.is_drafter and _ID_TABLES.get(name) == dtype)
     }
     if others:
         name, dtype = next(iter(others.items()))
