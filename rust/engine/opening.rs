@@ -8,7 +8,7 @@ use crate::cache::slots::SequenceCaches;
 use crate::device::{Backend, Device};
 use crate::drafter::planted::Scripts;
 use crate::drafter::{self, PairFiles, config::DrafterConfig};
-use crate::error::{DeviceError, Error, KernelError, Result};
+use crate::error::{DeviceError, Error, KernelError, OptionError, Result};
 use crate::kernels::paths::RowPaths;
 use crate::kernels::placed_rows::PlacedRows;
 use crate::model::config::ModelConfig;
@@ -88,13 +88,23 @@ impl Planned<'_> {
             Origin::Planted { target, .. } => WeightSource::Planted(target),
         };
         // On our own threads: the process-wide pool would be dead in a forked child.
-        let with_q_views = limits.speculation.q_passes() > 0;
+        let q_passes = limits.speculation.q_passes();
+        let with_q_views = q_passes > 0;
         let weights = device.install(|| match limits.kernels {
             KernelSet::Lossless => {
                 DecoderWeights::load(&device, source, &config, format, with_q_views)
             }
             KernelSet::Stock => DecoderWeights::load_stock(&device, source, &config),
         })?;
+        if with_q_views && weights.num_fp8_matrices() > 0 {
+            return Err(OptionError::Value {
+                option: "q_passes",
+                expected: "0 with FP8 matrices, which have no 8-bit view (weight_format bf16 or w12 gives them one)"
+                    .to_owned(),
+                got: q_passes.to_string(),
+            }
+            .into());
+        }
         let verification = source.verification();
         // Encoding in memory has shown what the plan could only estimate.
         footprint
