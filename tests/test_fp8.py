@@ -87,7 +87,7 @@ def test_speculation_changes_no_bit(weight_format: str, tree: str) -> None:
 @pytest.mark.parametrize("weight_format", ["auto", "fp8", "fp8_w8a8"])
 def test_matrices_without_a_q_view_allow_no_q_pass(weight_format: str) -> None:
     config = {"method": "ngram", "q_passes": 1}
-    with pytest.raises(OptionError, match="`q_passes` should be 0 with FP8 matrices.*, got 1"):
+    with pytest.raises(OptionError, match=r"`q_passes` should be 0 with FP8 matrices.*, got 1"):
         open_model(CASE, speculative_config=config, weight_format=weight_format, max_model_len=256)
     llm = open_model(CASE, speculative_config=config, weight_format="w12", max_model_len=256)
     assert llm.describe()["q_passes"] == 1
