@@ -189,12 +189,16 @@ impl ListMemory {
             return Ok(());
         }
         for piece in self.lock().iter_mut() {
-            for range in covering(std::mem::take(&mut piece.changed), MAX_GAP_BYTES) {
+            piece.changed = covering(std::mem::take(&mut piece.changed), MAX_GAP_BYTES);
+            while let Some(range) = piece.changed.last().cloned() {
                 activity.note(|counts| counts.num_uploads += 1);
                 let to = &mut piece.on_gpu.slice_mut(range.clone());
-                stream
-                    .memcpy_htod(&piece.image[range], to)
-                    .map_err(driver("copying lists to the GPU"))?;
+                if let Err(error) = stream.memcpy_htod(&piece.image[range], to) {
+                    // What did not go stays to be sent: the image alone would pass for unchanged.
+                    self.has_changes.store(true, Ordering::Release);
+                    return Err(driver("copying lists to the GPU")(error));
+                }
+                piece.changed.pop();
             }
         }
         Ok(())
