@@ -24,6 +24,7 @@ PAIRINGS = {
     "qwen3_5_wrapper": (drafters.dflash2, drafters.dspark),
     "qwen3_5_text": (drafters.dflash, drafters.deepspec),
     "llama_rope_scaling": (drafters.eagle3, drafters.dflash),
+    "llama_rope_parameters": (drafters.eagle3, drafters.dflash),
     "gemma4_unified": (drafters.eagle3_speculators, drafters.dflash, drafters.dflash_speculators),
     "muse_glimmer": (drafters.muse_assistant, drafters.dflash2),
 }
@@ -109,6 +110,7 @@ def test_prompt_lookup_changes_no_bit(family: str, tree: str, q_passes: int, pla
         llm = open_family(family, speculative_config=config, weight_format=weight_format, max_num_seqs=4)
         outputs = llm.generate(prompts(family), PARAMS, use_tqdm=False, record_logits=True)
         assert_identical(outputs, plain(family))
+        assert sum(output.metrics.num_draft_tokens for output in outputs) > 0
 
 
 def test_gemmas_embedding_scale_reaches_its_drafter(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from .safetensors_file import Tensors, read_tensors, write_tensors
 
 CASE = FIXTURES / "families" / "qwen3_5_fp8"
 PROMPT = {"prompt_token_ids": json.loads((CASE / "golden.json").read_text())["sequences"][2]["input_ids"]}
+# The second half says what may follow the first, so prompt lookup has something to draft.
+REPEATED = {"prompt_token_ids": PROMPT["prompt_token_ids"] * 2}
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
 FIRST = "model.language_model.layers.0.mlp.gate_proj.weight"
 
@@ -74,10 +76,12 @@ def test_rounded_activations_are_a_configuration_of_their_own(report: Any) -> No
 @pytest.mark.parametrize("tree", ["chain", "conditional"])
 def test_speculation_changes_no_bit(weight_format: str, tree: str) -> None:
     options = {"weight_format": weight_format, "max_model_len": 256}
-    plain = open_model(CASE, **options).generate([PROMPT], PARAMS, use_tqdm=False, record_logits=True)[0]
+    plain = open_model(CASE, **options).generate([REPEATED], PARAMS, use_tqdm=False, record_logits=True)[0]
     config = {"method": "ngram", "tree": tree, "tree_nodes": 12, "num_speculative_tokens": 6}
+    config |= {"prompt_lookup_min": 1}
     llm = open_model(CASE, speculative_config=config, **options)
-    output = llm.generate([PROMPT], PARAMS, use_tqdm=False, record_logits=True)[0]
+    output = llm.generate([REPEATED], PARAMS, use_tqdm=False, record_logits=True)[0]
+    assert output.metrics.num_draft_tokens > 0
     assert output.outputs[0].token_ids == plain.outputs[0].token_ids
     for name in ("logits", "residual_l2", "gdn_state"):
         got, want = getattr(output.record, name), getattr(plain.record, name)
