@@ -7,7 +7,6 @@ that Ctrl-C or an error ends early still reports the configurations that are com
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from specpilot_rs.options import (
     help_of,
     option_error,
 )
-from specpilot_rs.output_file import writable, writing
+from specpilot_rs.output_file import writable
 from specpilot_rs.size_argument import METAVAR, parse_sizes
 
 if TYPE_CHECKING:
@@ -342,18 +341,8 @@ def _publish(
     as_json: bool,
 ) -> None:
     from specpilot_rs.bench.plot import draw
-    from specpilot_rs.bench.report import build_report, report_text
+    from specpilot_rs.bench.publishing import publish
+    from specpilot_rs.bench.report import build_report
     from specpilot_rs.bench.table import table
 
-    report = build_report(run, settings, seed)
-    try:
-        if (path := files["json"]) is not None:
-            with writing(path) as handle:
-                handle.write(report_text(report).encode())
-        if (path := files["png"]) is not None:
-            picture = draw(report)
-            with writing(path) as handle:
-                handle.write(picture)
-    finally:  # a full disk takes the files, not what was measured
-        for line in [json.dumps(report)] if as_json else table(report):
-            typer.echo(line)
+    publish(build_report(run, settings, seed), files, as_json, draw=draw, lines=table)

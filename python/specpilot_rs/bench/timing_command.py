@@ -5,7 +5,6 @@ Whatever is complete when a run ends, however it does, is published.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +16,12 @@ import typer
 from specpilot_rs import _core
 from specpilot_rs.bench.presets import LADDER, Preset, presets_named, with_ladder
 from specpilot_rs.bench.progress import StderrProgress
-from specpilot_rs.bench.report import report_text
+from specpilot_rs.bench.publishing import publish
 from specpilot_rs.bench.timing import TimingRun
+from specpilot_rs.bench.timing_plot import draw_timing
 from specpilot_rs.bench.timing_report import build_timing_report, timing_lines
 from specpilot_rs.errors import SpecPilotError
 from specpilot_rs.options import SpeculativeConfig, option_error
-from specpilot_rs.output_file import writing
 from specpilot_rs.prompt_input import prompt_of, read_jsonl
 
 if TYPE_CHECKING:
@@ -195,16 +194,4 @@ def _publish(
         "max_tokens": settings.max_tokens,
     }
     report = build_timing_report(run, facts, settings.seed)
-    try:
-        if (path := files["json"]) is not None:
-            with writing(path) as handle:
-                handle.write(report_text(report).encode())
-        if (path := files["png"]) is not None:
-            from specpilot_rs.bench.timing_plot import draw_timing
-
-            picture = draw_timing(report)
-            with writing(path) as handle:
-                handle.write(picture)
-    finally:  # a full disk takes the files, not what was measured
-        for line in [json.dumps(report)] if as_json else timing_lines(report):
-            typer.echo(line)
+    publish(report, files, as_json, draw=draw_timing, lines=timing_lines)
