@@ -1,130 +1,117 @@
-// Gated DeltaNet over the rows of a pass: one launch where blocks come in clusters, four per chunk of rows where not.
+// Gated DeltaNet over the rows of a pass: one launch where blocks come in clusters, with one more for the norm where not.
 //
-// The blocks of a key head share what its value heads have in common: each makes some of the keys, then some of the
-// products of keys, and leaves them in scratch, which lies in the L2 cache. In between they wait for each other. All
-// arithmetic is the same in both forms, and each row's is a function of its own path.
+// The blocks of a key head share products of keys and, at the end, squares of outputs: each writes its part into the
+// memory of all. Where there are no clusters a block makes all products itself. All arithmetic is the same in both
+// forms, and each row's is a function of its own path.
+//
+// Where rows stand is read before predecessors have finished: that comes from the host, behind whose copies kernels start
+// only when those are done. What kernels have written is only brought nearer by then.
+#include "gdn_factors.cuh"
 #include "gdn_keys.cuh"
 #include "gdn_values.cuh"
 
 extern __shared__ float4 dynamic_memory[];
 
-// Products with the states of all anchors, into this block's memory.
-template <u32 GROUPS>
-__device__ __forceinline__ void multiply_states(const Block& block, const Values<GROUPS>& values) {
-    for (u32 anchor = block.nodes.min_anchor; anchor <= block.nodes.max_anchor; anchor++) {
-        typename Values<GROUPS>::StateColumns state;
-        values.load_state(anchor, state);
-        values.multiply_state(anchor, state);
-    }
-}
-
-// From the chunk's keys to d, o and the squares of o. `wait_for_products` returns when all products are in scratch.
-template <u32 GROUPS, typename Wait>
-__device__ __forceinline__ void make_updates(const Block& block, const Values<GROUPS>& values, Wait wait_for_products) {
-    values.make_gates();
-    values.make_values();
-    __syncthreads();
-    values.sum_decays();
-    multiply_states(block, values);
-    __syncthreads();
-    typename Values<GROUPS>::Sums sums = {};
-    const bool sums_up = block.warp < SUM_WARPS;
-    if (sums_up && block.lane < block.count) values.take_state(block.lane, sums);
-    wait_for_products();
-    __syncthreads();
-    values.weigh_products();
-    __syncthreads();
-    if (sums_up) values.solve(sums);
-    __syncthreads();
-    values.store_updates();
-}
-
-template <u32 GROUPS>
-__device__ __forceinline__ void run_in_cluster(const GdnWyParams& p) {
-    __shared__ Nodes nodes;
-    __shared__ Gates gates;
-    wait_for_predecessors();
+// `IS_SINGLE` promises that a segment's rows are one chunk and its states fit, and leaves registers for a second block.
+template <u32 TILES, bool IS_CLUSTER, bool IS_SINGLE>
+__device__ __forceinline__ void run(const GdnWyParams& p) {
+    __shared__ Rows rows;
     launch_dependents();
-    Block block(p, reinterpret_cast<float*>(dynamic_memory), nodes);
-    const Values<GROUPS> values(block, gates);
-    values.fetch_log();
-    for (u32 chunk = 0; block.begin(chunk); chunk++) {
-        if (block.count <= ALONE_NODES) {
-            make_all_keys(block);
+    Block<TILES> block(p, reinterpret_cast<float*>(dynamic_memory), rows);
+    if (IS_CLUSTER) {
+        block.init_barriers();
+        cluster_arrive();
+    }
+    block.read_rows();
+    Values<TILES> values(block);
+    const KeyProducts<TILES, IS_CLUSTER> products(block);
+    const Factors<TILES> factors{block};
+    products.prefetch_keys();
+    values.prefetch_committed();
+    KeyMaker<TILES, IS_CLUSTER> keys(block);
+    if (IS_CLUSTER) cluster_wait();
+    wait_for_predecessors();
+    for (u32 chunk = 0; (chunk == 0 || !IS_SINGLE) && block.begin(chunk); chunk++) {
+        if (IS_CLUSTER && block.warp() == 0) {
+            const u32 products_bytes = products.num_bytes();
+            if (block.lane() == 0) {
+                if (keys.IS_SHARED) block.expect(Exchange::KEYS, block.count * 2 * KEY_LEN * sizeof(float));
+                block.expect(Exchange::PRODUCTS, products_bytes);
+                block.expect(Exchange::SQUARES, block.count * p.heads_per_key * p.value_dim / WARP_VALUES * sizeof(float));
+            }
+        }
+        const auto gate = values.load_gate(threadIdx.x);
+        keys.begin();
+        values.load_values();
+        if (chunk == 0) {
+            products.fetch_keys();
+            values.fetch_committed();
+        }
+        keys.run();
+        if (chunk == 0) values.make_gates(gate);
+        values.make_values();
+        const auto places = values.places();
+        if (chunk == 0) thread_copy_wait<0>();
+        __syncthreads();
+        if (keys.IS_SHARED) block.wait_for(Exchange::KEYS);
+        products.run();
+        keys.store_keys();
+        values.template multiply_states<IS_SINGLE>(places);
+#pragma unroll 1
+        for (u32 plane = 0; plane < values.num_planes; plane++) {
+            const auto decays = factors.make_decays(plane);
+            if (IS_CLUSTER && plane == 0) block.wait_for(Exchange::PRODUCTS);
+            if (!IS_CLUSTER && plane == 0) __syncthreads();
+            factors.weigh_products(plane, decays);
+        }
+        values.load_gates();
+        __syncthreads();
+        values.add_entries(places);
+        if (IS_CLUSTER) {
+            values.share_squares();
+            block.wait_for(Exchange::SQUARES);
+            values.store_outputs();
         } else {
-            make_shared_keys(block);
-            cluster_arrive();
-            cluster_wait();
-            fetch_keys(block);
+            values.keep_outputs();
         }
         __syncthreads();
-        KeyProducts(block).run();
-        cluster_arrive();
-        make_updates(block, values, [] { cluster_wait(); });
-        cluster_arrive();
-        cluster_wait();
-        values.make_scales();
-        __syncthreads();
-        values.store_outputs(false);
     }
 }
 
-template <u32 GROUPS>
-__device__ __forceinline__ void run_values(const GdnWyParams& p) {
-    __shared__ Nodes nodes;
-    __shared__ Gates gates;
+// y from o and its squares, a thread per eight lanes of a row.
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gdn_wy_norm(const __grid_constant__ GdnWyParams p) {
+    launch_dependents();
     wait_for_predecessors();
-    Block block(p, reinterpret_cast<float*>(dynamic_memory), nodes);
-    const Values<GROUPS> values(block, gates);
-    if (!block.begin(p.chunk)) return;
-    values.fetch_log();
-    fetch_keys(block);
-    make_updates(block, values, [] {});
-    values.keep_outputs();
+    const u32 head_groups = p.value_dim / WARP_VALUES, i = blockIdx.x * BLOCK_THREADS + threadIdx.x;
+    if (i >= p.paths.num_rows * p.num_value_heads * head_groups) return;
+    const float* squares = p.squares + i / head_groups * head_groups;
+    float sums[4] = {};
+    for (u32 i = 0; i < 4; i++) {
+        for (u32 group = i; group < head_groups; group += 4) sums[i] += squares[group];
+    }
+    const float scale = norm_scale(p, (sums[0] + sums[1]) + (sums[2] + sums[3]));
+    for (u32 lane = 0; lane < WARP_VALUES; lane += 2) {
+        const u64 place = static_cast<u64>(i) * WARP_VALUES + lane;
+        const float2 o = *reinterpret_cast<const float2*>(p.y + place), z = *reinterpret_cast<const float2*>(p.z + place);
+        const float2 weight = *reinterpret_cast<const float2*>(p.norm_weight + i % head_groups * WARP_VALUES + lane);
+        store_output(p.y + place, o, scale, weight, {silu(z.x), silu(z.y)});
+    }
 }
 
-template <u32 GROUPS>
-__device__ __forceinline__ void run_norm(const GdnWyParams& p) {
-    __shared__ Nodes nodes;
-    __shared__ Gates gates;
-    wait_for_predecessors();
-    Block block(p, nullptr, nodes);
-    const Values<GROUPS> values(block, gates);
-    if (!block.begin(p.chunk)) return;
-    values.make_scales();
-    __syncthreads();
-    values.store_outputs(true);
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) gdn_wy_keys(const __grid_constant__ GdnWyParams p) {
-    __shared__ Nodes nodes;
-    wait_for_predecessors();
-    Block block(p, nullptr, nodes);
-    if (block.begin(p.chunk)) make_shared_keys(block);
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) gdn_wy_products(const __grid_constant__ GdnWyParams p) {
-    __shared__ Nodes nodes;
-    wait_for_predecessors();
-    Block block(p, reinterpret_cast<float*>(dynamic_memory), nodes);
-    if (!block.begin(p.chunk)) return;
-    fetch_keys(block);
-    __syncthreads();
-    KeyProducts(block).run();
-}
-
-#define GDN_WY_ENTRIES(LANES, GROUPS)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) gdn_wy_##LANES(const __grid_constant__ GdnWyParams p) {        \
-        run_in_cluster<GROUPS>(p);                                                                                           \
-    }                                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) gdn_wy_values_##LANES(const __grid_constant__ GdnWyParams p) { \
-        run_values<GROUPS>(p);                                                                                               \
-    }                                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) gdn_wy_norm_##LANES(const __grid_constant__ GdnWyParams p) {   \
-        run_norm<GROUPS>(p);                                                                                                 \
+#define GDN_WY_ENTRY(NAME, TILES, IS_CLUSTER, IS_SINGLE, BLOCKS)                                                          \
+    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, BLOCKS) NAME(const __grid_constant__ GdnWyParams p) { \
+        run<TILES, IS_CLUSTER, IS_SINGLE>(p);                                                                         \
     }
 
-GDN_WY_ENTRIES(16, 1)
-GDN_WY_ENTRIES(32, 2)
-GDN_WY_ENTRIES(48, 3)
-GDN_WY_ENTRIES(64, 4)
+// From 12.0 on shared memory holds one block.
+#if __CUDA_ARCH__ < 1200
+GDN_WY_ENTRY(gdn_wy_single, 1, true, true, 2)
+#else
+GDN_WY_ENTRY(gdn_wy_single, 1, true, true, 1)
+#endif
+GDN_WY_ENTRY(gdn_wy_1, 1, true, false, 1)
+GDN_WY_ENTRY(gdn_wy_2, 2, true, false, 1)
+GDN_WY_ENTRY(gdn_wy_4, 4, true, false, 1)
+GDN_WY_ENTRY(gdn_wy_alone_1, 1, false, false, 1)
+GDN_WY_ENTRY(gdn_wy_alone_2, 2, false, false, 1)
+GDN_WY_ENTRY(gdn_wy_alone_4, 4, false, false, 1)

@@ -4,14 +4,8 @@
 // first block that is not, each row gathers its own path: at most two blocks, each an item of its row and head alone.
 #include "attention_parts.cuh"
 #include "row_paths.cuh"
-#include "thread_copy.cuh"
 
 constexpr u32 GATHERED_BLOCKS = 2;
-constexpr u32 CHUNK_KEYS = 16;  // positions whose keys or values are fetched at a time
-constexpr u32 BLOCK_CHUNKS = KV_BLOCK / CHUNK_KEYS;
-constexpr u32 MAX_RING = 6;
-constexpr u64 NO_SOURCE = ~0ull;
-constexpr u64 IN_TAIL = 1ull << 63;
 
 struct TreeAttentionParams {
     RowPaths paths;
@@ -32,7 +26,6 @@ struct TreeAttentionParams {
     float scale;           // of scores, in powers of two
     u32 tile_rows;
     u32 num_splits;
-    u32 ring_slots;
 };
 
 extern __shared__ float4 dynamic_memory[];
@@ -43,127 +36,167 @@ __device__ __forceinline__ u64 partial_place(const TreeAttentionParams& p, u32 r
     return (static_cast<u64>(row - p.first_row) * (GATHERED_BLOCKS + p.num_splits) + place) * p.q_heads + q_head;
 }
 
+// The keys or values of one block on their way into shared memory: loads start early, and are rounded when they arrive.
+template <u32 HEAD_DIM, u32 TILES, typename Memory>
+struct Arrivals {
+    static constexpr u32 PIECES = KV_BLOCK * HEAD_DIM / 4 / BLOCK_THREADS;  // quads of a thread
+    static constexpr u32 AHEAD = HEAD_DIM * TILES >= 512 ? 8 : PIECES;  // of them loaded ahead: registers are few
+    static constexpr u32 ROW_PIECES = HEAD_DIM / 4;
+    static constexpr u32 ROWS_APART = BLOCK_THREADS / ROW_PIECES;           // between a thread's quads
+    float4 pieces[AHEAD];
+
+    // Starts the loads of quads `first` and on of the positions behind `sources`.
+    __device__ void load(const float* const* sources, u32 head_dim, u32 first) {
+        const u32 column = threadIdx.x % ROW_PIECES * 4;
+        const float* const* rows = sources + threadIdx.x / ROW_PIECES + first * ROWS_APART;
+#pragma unroll
+        for (u32 i = 0; i < AHEAD; i++) {
+            const float* from = rows[i * ROWS_APART];
+            pieces[i] = {0.0f, 0.0f, 0.0f, 0.0f};
+            if (from != nullptr && column < head_dim) pieces[i] = __ldcg(reinterpret_cast<const float4*>(from + column));
+        }
+    }
+
+    __device__ void store(Memory& memory, u32 first) const {
+        u16* to = memory.positions + (threadIdx.x / ROW_PIECES + first * ROWS_APART) * Memory::ROW + threadIdx.x % ROW_PIECES * 4;
+#pragma unroll
+        for (u32 i = 0; i < AHEAD; i++) {
+            *reinterpret_cast<uint2*>(to + i * ROWS_APART * Memory::ROW) = {pack_bf16(pieces[i].x, pieces[i].y), pack_bf16(pieces[i].z, pieces[i].w)};
+        }
+    }
+
+    // All of a block: what was loaded ahead, and what did not fit.
+    __device__ void take(Memory& memory, const float* const* sources, u32 head_dim) {
+        store(memory, 0);
+#pragma unroll
+        for (u32 first = AHEAD; first < PIECES; first += AHEAD) {
+            load(sources, head_dim, first);
+            store(memory, first);
+        }
+    }
+};
+
 // Some rows of a segment, one kv head and up to four blocks in a row.
 template <u32 HEAD_DIM, u32 TILES>
 struct Item {
     typedef AttentionWarp<HEAD_DIM, TILES> Warp;
     typedef typename Warp::Memory Memory;
-    static constexpr u32 PIECES = CHUNK_KEYS * HEAD_DIM / 4 / BLOCK_THREADS;  // 16-byte copies of a thread per chunk
-    static constexpr u32 ROW_PIECES = HEAD_DIM / 4;
 
     const TreeAttentionParams& p;
     Memory& memory;
-    float4* ring;  // [ring_slots][PIECES][BLOCK_THREADS]
     SegmentFacts segment;
+    u32 group;          // query heads of a kv head
+    u32 group_inverse;  // 2^16 / group, rounded up: exact for what a tile divides
     u32 kv_head, first_row, num_rows, first_block, num_blocks;
 
     __device__ Item(const TreeAttentionParams& params)
-        : p(params), memory(*reinterpret_cast<Memory*>(dynamic_memory)),
-          ring(dynamic_memory + (sizeof(Memory) + sizeof(float4) - 1) / sizeof(float4)) {}
+        : p(params), memory(*reinterpret_cast<Memory*>(dynamic_memory)), group(params.q_heads / params.kv_heads) {
+        group_inverse = 65536 / group + 1;
+    }
 
-    __device__ u32 group() const { return p.q_heads / p.kv_heads; }
+    // Rows and heads of queries.
+    __device__ u32 row_of(u32 query) const { return first_row + (query * group_inverse >> 16); }
+    __device__ u32 head_of(u32 query) const { return kv_head * group + query - (query * group_inverse >> 16) * group; }
 
-    // Where position `lane` of the item's blocks lies: one of its row's path, if it is not committed.
-    __device__ u64 source_of(u32 lane) const {
-        const u32 position = first_block * KV_BLOCK + lane;
+    // Looks up where the item's positions lie: those not committed on its row's path.
+    __device__ void find_sources() const {
+        if (threadIdx.x >= num_blocks * KV_BLOCK) return;
+        const u32 position = first_block * KV_BLOCK + threadIdx.x;
+        const float *k = nullptr, *v = nullptr;
         if (position < segment.committed_len) {
             const u64 page = p.paths.pages[segment.first_page + position / KV_BLOCK];
-            return ((page * p.kv_heads + kv_head) * KV_BLOCK + position % KV_BLOCK) * p.head_dim;
+            const u64 at = ((page * p.kv_heads + kv_head) * KV_BLOCK + position % KV_BLOCK) * p.head_dim;
+            k = p.k_pages + at, v = p.v_pages + at;
+        } else if (position <= p.paths.positions[first_row]) {
+            const u64 row = p.paths.path_rows[p.paths.rows[first_row].path_start + position - segment.committed_len];
+            const u64 at = (row * p.kv_heads + kv_head) * p.head_dim;
+            k = p.k_tail + at, v = p.v_tail + at;
         }
-        if (position > p.paths.positions[first_row]) return NO_SOURCE;
-        const u64 row = p.paths.path_rows[p.paths.rows[first_row].path_start + position - segment.committed_len];
-        return IN_TAIL | (row * p.kv_heads + kv_head) * p.head_dim;
+        memory.sources[0][threadIdx.x] = k, memory.sources[1][threadIdx.x] = v;
     }
 
-    // Starts fetching chunk `chunk`: of every block first keys, then values.
-    __device__ void fetch(u32 chunk) {
-        if (chunk < num_blocks * 2 * BLOCK_CHUNKS) {
-            const u32 block = chunk / (2 * BLOCK_CHUNKS), of_block = chunk % (2 * BLOCK_CHUNKS);
-            const bool is_keys = of_block < BLOCK_CHUNKS;
-            float4* to = ring + chunk % p.ring_slots * PIECES * BLOCK_THREADS + threadIdx.x;
+    // Quads of queries on their way into shared memory, a few of each thread at a time.
+    struct Queries {
+        static constexpr u32 QUADS = HEAD_DIM / 4, ROUND = 4, PIECES = Warp::QUERIES * QUADS / BLOCK_THREADS;
+        float4 pieces[ROUND];
+
+        __device__ void load(const Item& item, u32 num_queries, u32 first) {
+            const u32 column = threadIdx.x % QUADS * 4;
 #pragma unroll
-            for (u32 i = 0; i < PIECES; i++) {
-                const u32 piece = threadIdx.x + i * BLOCK_THREADS, column = piece % ROW_PIECES * 4;
-                const u64 source = memory.sources[block * KV_BLOCK + of_block % BLOCK_CHUNKS * CHUNK_KEYS + piece / ROW_PIECES];
-                const float* tail = is_keys ? p.k_tail : p.v_tail;
-                const float* pages = is_keys ? p.k_pages : p.v_pages;
-                const bool is_there = source != NO_SOURCE && column < p.head_dim;
-                const float* from = source & IN_TAIL ? tail + (source & ~IN_TAIL) : pages + source;
-                thread_copy_16(to + i * BLOCK_THREADS, is_there ? from + column : pages, is_there);
+            for (u32 i = 0; i < ROUND; i++) {
+                const u32 query = (threadIdx.x + (first + i) * BLOCK_THREADS) / QUADS;
+                pieces[i] = {0.0f, 0.0f, 0.0f, 0.0f};
+                if (query >= num_queries || column >= item.p.head_dim) continue;
+                const u64 head = static_cast<u64>(item.row_of(query)) * item.p.q_heads + item.head_of(query);
+                pieces[i] = __ldcg(reinterpret_cast<const float4*>(item.p.q + head * item.p.head_dim + column));
             }
         }
-        thread_copy_commit();
-    }
 
-    // Waits for the thread's own part of the oldest chunk in the ring.
-    __device__ void wait() const {
-        switch (p.ring_slots) {
-            case 1: return thread_copy_wait<0>();
-            case 2: return thread_copy_wait<1>();
-            case 3: return thread_copy_wait<2>();
-            case 4: return thread_copy_wait<3>();
-            case 5: return thread_copy_wait<4>();
-            default: return thread_copy_wait<MAX_RING - 1>();
-        }
-    }
-
-    // Rounds the keys or values of one block into shared memory, and starts as many fetches.
-    __device__ void take_block(u32 first_chunk) {
-        for (u32 chunk = first_chunk; chunk < first_chunk + BLOCK_CHUNKS; chunk++) {
-            wait();
-            const float4* from = ring + chunk % p.ring_slots * PIECES * BLOCK_THREADS + threadIdx.x;
+        __device__ void store(Memory& memory, u32 first) const {
 #pragma unroll
-            for (u32 i = 0; i < PIECES; i++) {
-                const u32 piece = threadIdx.x + i * BLOCK_THREADS;
-                const float4 values = from[i * BLOCK_THREADS];
-                const u32 key = chunk % BLOCK_CHUNKS * CHUNK_KEYS + piece / ROW_PIECES;
-                u16* to = memory.positions + key * Memory::ROW + piece % ROW_PIECES * 4;
-                *reinterpret_cast<uint2*>(to) = {pack_bf16(values.x, values.y), pack_bf16(values.z, values.w)};
+            for (u32 i = 0; i < ROUND; i++) {
+                const u32 piece = threadIdx.x + (first + i) * BLOCK_THREADS;
+                if (piece >= Warp::QUERIES * QUADS) continue;
+                u16* to = memory.queries + piece / QUADS * Memory::ROW + piece % QUADS * 4;
+                *reinterpret_cast<uint2*>(to) = {pack_bf16(pieces[i].x, pieces[i].y), pack_bf16(pieces[i].z, pieces[i].w)};
             }
-            fetch(chunk + p.ring_slots);
         }
-    }
+    };
 
-    __device__ void take_queries(u32 num_queries) {
-        constexpr u32 PAIRS = HEAD_DIM / 2;
-        for (u32 i = threadIdx.x; i < Warp::QUERIES * PAIRS; i += BLOCK_THREADS) {
-            const u32 query = i / PAIRS, column = i % PAIRS * 2;
-            float2 values = {0.0f, 0.0f};
-            if (query < num_queries && column < p.head_dim) {
-                const u64 head = static_cast<u64>(first_row + query / group()) * p.q_heads + kv_head * group() + query % group();
-                values = *reinterpret_cast<const float2*>(p.q + head * p.head_dim + column);
-            }
-            *reinterpret_cast<u32*>(memory.queries + query * Memory::ROW + column) = pack_bf16(values.x, values.y);
+    __device__ void begin_queries(u32 num_queries) const {
+        for (u32 i = threadIdx.x; i < Warp::QUERIES; i += BLOCK_THREADS) {
+            memory.softmax[i] = {NO_SCORE, 0.0f};
+            memory.own_positions[i] = i < num_queries ? p.paths.positions[row_of(i)] : 0;
         }
-        for (u32 i = threadIdx.x; i < Warp::QUERIES; i += BLOCK_THREADS) memory.softmax[i] = {NO_SCORE, 0.0f};
     }
 
     // Attends to the item's blocks and leaves the result as partial `place` of its rows; where `is_apart`, every block's
     // alone as a partial of its own.
     __device__ void run(u32 place, bool is_apart) {
+        // Registers hold two blocks on their way beside few outputs, one beside many.
+        constexpr bool LOADS_BOTH = TILES == 1;
         __syncthreads();
-        const u32 num_queries = num_rows * group();
-        for (u32 i = threadIdx.x; i < num_blocks * KV_BLOCK; i += BLOCK_THREADS) memory.sources[i] = source_of(i);
-        take_queries(num_queries);
+        const u32 num_queries = num_rows * group;
+        find_sources();
+        begin_queries(num_queries);
+        // Ahead of the keys: what is asked for first comes first.
+        Queries queries;
+        queries.load(*this, num_queries, 0);
         __syncthreads();
-        for (u32 chunk = 0; chunk < p.ring_slots; chunk++) fetch(chunk);
+        Arrivals<HEAD_DIM, TILES, Memory> arrivals[LOADS_BOTH ? 2 : 1];
+        Arrivals<HEAD_DIM, TILES, Memory>&keys = arrivals[0], &values = arrivals[LOADS_BOTH ? 1 : 0];
+        keys.load(memory.sources[0], p.head_dim, 0);
+        if (LOADS_BOTH) values.load(memory.sources[1], p.head_dim, 0);
+        queries.store(memory, 0);
+#pragma unroll 1
+        for (u32 first = Queries::ROUND; first < Queries::PIECES; first += Queries::ROUND) {
+            queries.load(*this, num_queries, first);
+            queries.store(memory, first);
+        }
         Warp warp(memory);
         warp.clear();
         const bool works = warp.first_query < num_queries;
+#pragma unroll 1
         for (u32 block = 0; block < num_blocks; block++) {
-            take_block(block * 2 * BLOCK_CHUNKS);
+            const float* const* own_keys = memory.sources[0] + block * KV_BLOCK;
+            const float* const* own_values = memory.sources[1] + block * KV_BLOCK;
+            const bool is_last = block + 1 == num_blocks;
+            keys.take(memory, own_keys, p.head_dim);
+            if (!LOADS_BOTH) {
+                values.load(own_values, p.head_dim, 0);
+            } else if (!is_last) {
+                keys.load(own_keys + KV_BLOCK, p.head_dim, 0);
+            }
             __syncthreads();
             if (works) warp.score();
             __syncthreads();
-            const u32 start = (first_block + block) * KV_BLOCK;
-            weigh(memory, num_queries, p.scale, [&](u32 query, u32 lane) {
-                const u32 own = p.paths.positions[first_row + query / group()], position = start + lane;
-                return position <= own && (p.window == 0 || position + p.window > own);
-            });
-            take_block(block * 2 * BLOCK_CHUNKS + BLOCK_CHUNKS);
+            weigh(memory, num_queries, p.scale, {(first_block + block) * KV_BLOCK, p.window, !is_apart && p.window == 0});
+            values.take(memory, own_values, p.head_dim);
+            if (!is_last && LOADS_BOTH) values.load(own_values + KV_BLOCK, p.head_dim, 0);
+            if (!is_last && !LOADS_BOTH) keys.load(own_keys + KV_BLOCK, p.head_dim, 0);
             __syncthreads();
             if (works) warp.add_values();
-            if (is_apart || block + 1 == num_blocks) keep(warp, place + (is_apart ? block : 0), num_queries);
+            if (is_apart || is_last) keep(warp, place + (is_apart ? block : 0), num_queries);
             __syncthreads();
             if (is_apart) {
                 warp.clear();
@@ -174,17 +207,17 @@ struct Item {
 
     __device__ void keep(const Warp& warp, u32 place, u32 num_queries) const {
         for (u32 query = threadIdx.x; query < num_queries; query += BLOCK_THREADS) {
-            p.softmaxes[partial_place(p, first_row + query / group(), place, kv_head * group() + query % group())] = memory.softmax[query];
+            p.softmaxes[partial_place(p, row_of(query), place, head_of(query))] = memory.softmax[query];
         }
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             const u32 query = warp.first_query + half * 8 + warp.lane / 4;
             if (query >= num_queries) continue;
-            const u64 at = partial_place(p, first_row + query / group(), place, kv_head * group() + query % group()) * p.head_dim;
+            const u32 first_column = warp.share * Warp::OWN_COLUMNS + warp.lane % 4 * 2;
+            float* to = p.partials + partial_place(p, row_of(query), place, head_of(query)) * p.head_dim + first_column;
 #pragma unroll
             for (u32 i = 0; i < Warp::NUM_GROUPS; i++) {
-                const u32 column = warp.share * Warp::OWN_COLUMNS + i * 8 + warp.lane % 4 * 2;
-                if (column < p.head_dim) *reinterpret_cast<float2*>(p.partials + at + column) = {warp.outputs[i][2 * half], warp.outputs[i][2 * half + 1]};
+                if (first_column + i * 8 < p.head_dim) *reinterpret_cast<float2*>(to + i * 8) = {warp.outputs[i][2 * half], warp.outputs[i][2 * half + 1]};
             }
         }
     }
@@ -235,40 +268,78 @@ __device__ __forceinline__ void run_items(const TreeAttentionParams& p) {
     }
 }
 
-// Puts the partials of one row and query head together: a block of threads each, a quad of columns per thread.
+constexpr u32 MERGE_SPLITS = 64;  // whose factors are found at a time
+
+// Puts the partials of one row and query head together: a block of threads each, a quad of columns per thread. A split is
+// what its tile computed, then the blocks that the row gathered.
 extern "C" __global__ void tree_attention_merge(const __grid_constant__ TreeAttentionParams p) {
+    __shared__ MergeFactors factors[MERGE_SPLITS];
     launch_dependents();
     const u32 row = p.first_row + blockIdx.x / p.q_heads, q_head = blockIdx.x % p.q_heads, column = threadIdx.x * 4;
     const u32 position = p.paths.positions[row];
     const u32 num_shared = shared_blocks(p.paths.segments[p.paths.rows[row].segment]);
-    wait_for_predecessors();
-    if (column >= p.head_dim) return;
-    const u32 first = p.window == 0 || position < p.window ? 0 : position + 1 - p.window;
-    Softmax total = {NO_SCORE, 0.0f};
-    float4 out = {0.0f, 0.0f, 0.0f, 0.0f};
-    const auto add = [&](Softmax& softmax, float4& values, Softmax part, float4 part_values) {
-        const MergeFactors factors = merge(softmax, part);
-        values.x = merge(values.x, part_values.x, factors), values.y = merge(values.y, part_values.y, factors);
-        values.z = merge(values.z, part_values.z, factors), values.w = merge(values.w, part_values.w, factors);
-    };
-    const auto partial = [&](u32 place) {
-        return __ldcg(reinterpret_cast<const float4*>(p.partials + partial_place(p, row, place, q_head) * p.head_dim + column));
-    };
+    const u32 first = (p.window == 0 || position < p.window ? 0 : position + 1 - p.window) / KV_SPLIT;
+    const u32 last = position / KV_SPLIT, num_whole = min(num_shared / SPLIT_BLOCKS, last);  // splits of one partial each
+    const bool works = column < p.head_dim;
+    const u64 split_len = static_cast<u64>(p.q_heads) * p.head_dim;
+    const float* partials = p.partials + partial_place(p, row, GATHERED_BLOCKS, q_head) * p.head_dim + column;
     const auto softmax_of = [&](u32 place) {
         const float2 values = __ldcg(reinterpret_cast<const float2*>(p.softmaxes + partial_place(p, row, place, q_head)));
         return Softmax{values.x, values.y};
     };
-#pragma unroll 4
-    for (u32 split = first / KV_SPLIT; split <= position / KV_SPLIT; split++) {
+    const auto add = [&](float4& total, float4 part, MergeFactors by) {
+        total.x = merge(total.x, part.x, by), total.y = merge(total.y, part.y, by);
+        total.z = merge(total.z, part.z, by), total.w = merge(total.w, part.w, by);
+    };
+    Softmax total = {NO_SCORE, 0.0f};
+    float4 out = {0.0f, 0.0f, 0.0f, 0.0f};
+    wait_for_predecessors();
+    for (u32 start = first; start < num_whole; start += MERGE_SPLITS) {
+        const u32 count = min(num_whole - start, MERGE_SPLITS);
+        __syncthreads();
+        // Every warp finds the running maximum and sum, for all threads need them; one writes the factors down.
+        for (u32 base = 0; base < count; base += WARP_LANES) {
+            const u32 lane = threadIdx.x % WARP_LANES, here = min(count - base, WARP_LANES);
+            const Softmax own = lane < here ? softmax_of(GATHERED_BLOCKS + start + base + lane) : Softmax{NO_SCORE, 0.0f};
+            // Maxima up to and with each lane's split.
+            float max = fmaxf(own.max, total.max);
+#pragma unroll
+            for (u32 distance = 1; distance < WARP_LANES; distance *= 2) {
+                const float before = __shfl_up_sync(0xFFFFFFFF, max, distance);
+                if (lane >= distance) max = fmaxf(max, before);
+            }
+            const float before = __shfl_up_sync(0xFFFFFFFF, max, 1);
+            Softmax upto = {lane == 0 ? total.max : before, 0.0f};
+            const MergeFactors by = merge(upto, own);
+            if (threadIdx.x < here) factors[base + lane] = by;
+            for (u32 i = 0; i < here; i++) {
+                const MergeFactors of_split = {__shfl_sync(0xFFFFFFFF, by.old_part, i), __shfl_sync(0xFFFFFFFF, by.new_part, i)};
+                total.sum = merge(total.sum, __shfl_sync(0xFFFFFFFF, own.sum, i), of_split);
+            }
+            total.max = __shfl_sync(0xFFFFFFFF, max, here - 1);
+        }
+        __syncthreads();
+        if (!works) continue;
+#pragma unroll 16
+        for (u32 i = 0; i < count; i++) add(out, __ldcg(reinterpret_cast<const float4*>(partials + (start + i) * split_len)), factors[i]);
+    }
+    // The rest: at most three splits, with gathered blocks.
+    for (u32 split = max(first, num_whole); split <= last; split++) {
         Softmax softmax = {NO_SCORE, 0.0f};
         float4 values = {0.0f, 0.0f, 0.0f, 0.0f};
-        if (split * SPLIT_BLOCKS < num_shared) add(softmax, values, softmax_of(GATHERED_BLOCKS + split), partial(GATHERED_BLOCKS + split));
-        const u32 end = min((split + 1) * SPLIT_BLOCKS, position / KV_BLOCK + 1);
-        for (u32 block = max(split * SPLIT_BLOCKS, num_shared); block < end; block++) {
-            add(softmax, values, softmax_of(block - num_shared), partial(block - num_shared));
+        const u32 end = min((split + 1) * SPLIT_BLOCKS, position / KV_BLOCK + 1), begin = max(split * SPLIT_BLOCKS, num_shared);
+        for (u32 i = 0; i <= end - begin; i++) {
+            const bool is_shared = i == 0;
+            if (is_shared && split * SPLIT_BLOCKS >= num_shared) continue;
+            const u32 place = is_shared ? GATHERED_BLOCKS + split : begin + i - 1 - num_shared;
+            const MergeFactors by = merge(softmax, softmax_of(place));
+            const float* from = p.partials + partial_place(p, row, place, q_head) * p.head_dim + column;
+            if (works) add(values, __ldcg(reinterpret_cast<const float4*>(from)), by);
         }
-        add(total, out, softmax, values);
+        const MergeFactors by = merge(total, softmax);
+        add(out, values, by);
     }
+    if (!works) return;
     float* to = p.out + (static_cast<u64>(row) * p.q_heads + q_head) * p.head_dim + column;
     *reinterpret_cast<float4*>(to) = {out.x / total.sum, out.y / total.sum, out.z / total.sum, out.w / total.sum};
 }
@@ -283,6 +354,9 @@ TREE_ATTENTION_ENTRY(64, 4)
 TREE_ATTENTION_ENTRY(128, 1)
 TREE_ATTENTION_ENTRY(128, 4)
 TREE_ATTENTION_ENTRY(256, 1)
-TREE_ATTENTION_ENTRY(256, 4)
 TREE_ATTENTION_ENTRY(512, 1)
+// From 12.0 on blocks have no room for these, and threads no registers.
+#if __CUDA_ARCH__ < 1200
+TREE_ATTENTION_ENTRY(256, 4)
 TREE_ATTENTION_ENTRY(512, 2)
+#endif

@@ -10,6 +10,7 @@ mod drafter;
 mod gdn_wy;
 mod numbers;
 mod planted;
+mod prompts;
 mod rows;
 mod screen;
 mod stock;
@@ -96,7 +97,7 @@ fn main() {
         }
     }
     type Bench = fn(&Device, &CudaDevice) -> Vec<Value>;
-    let parts: [(&str, Bench); 7] = [
+    let parts: [(&str, Bench); 8] = [
         ("append", append::bench),
         ("gdn_wy", gdn_wy::bench),
         ("tree_attention", tree_attention::bench),
@@ -104,6 +105,7 @@ fn main() {
         ("drafter", drafter::bench),
         ("screen", screen::bench),
         ("stock", stock::bench),
+        ("prompts", prompts::bench),
     ];
     for (name, bench) in parts {
         if is_wanted(name) {

@@ -142,6 +142,27 @@ __device__ __forceinline__ void store_in_block(u32 remote, float4 value, u32 rem
 #endif
 }
 
+// As store_in_block, 8 or 4 bytes, if asked to.
+__device__ __forceinline__ void store_in_block(u32 remote, float2 value, u32 remote_barrier, bool is_wanted) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{ .reg .pred p; setp.ne.u32 p, %4, 0;"
+        " @p st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3]; }" ::"r"(remote),
+        "f"(value.x), "f"(value.y), "r"(remote_barrier), "r"(static_cast<u32>(is_wanted))
+        : "memory");
+#endif
+}
+
+__device__ __forceinline__ void store_in_block(u32 remote, float value, u32 remote_barrier, bool is_wanted) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{ .reg .pred p; setp.ne.u32 p, %3, 0;"
+        " @p st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2]; }" ::"r"(remote),
+        "f"(value), "r"(remote_barrier), "r"(static_cast<u32>(is_wanted))
+        : "memory");
+#endif
+}
+
 __device__ __forceinline__ void barrier_arrive_in_block(u32 remote_barrier) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote_barrier) : "memory");

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "matrix_loads.cuh"
+#include "power_of_two.cuh"
 
 constexpr u32 KV_BLOCK = 64;
 constexpr u32 KV_SPLIT = 256;
@@ -30,7 +31,7 @@ struct MergeFactors {
 
 __device__ __forceinline__ MergeFactors merge(Softmax& total, Softmax part) {
     const float max = fmaxf(total.max, part.max);
-    const MergeFactors factors = {total.max == NO_SCORE ? 0.0f : exp2f(total.max - max), part.max == NO_SCORE ? 0.0f : exp2f(part.max - max)};
+    const MergeFactors factors = {total.max == NO_SCORE ? 0.0f : power_of_two(total.max - max), part.max == NO_SCORE ? 0.0f : power_of_two(part.max - max)};
     total.sum = __fmaf_rn(part.sum, factors.new_part, __fmul_rn(total.sum, factors.old_part));
     total.max = max;
     return factors;
@@ -51,7 +52,8 @@ struct AttentionMemory {
     u16 rests[QUERIES * WEIGHT_ROW];          // what rounding left of them
     Softmax softmax[QUERIES];
     MergeFactors factors[QUERIES];
-    u64 sources[SPLIT_BLOCKS * KV_BLOCK];
+    u32 own_positions[QUERIES];               // of the queries' rows
+    const float* sources[2][SPLIT_BLOCKS * KV_BLOCK];  // keys and values of the positions, null where there are none
 };
 
 // A warp's part of the work: one tile of queries, and of these a share of the keys, then of the values' columns.
@@ -88,7 +90,7 @@ struct AttentionWarp {
         const u16* query = memory.queries + (first_query + lane % 16) * Memory::ROW + lane / 16 * 8;
         // Two matrices of a group of eight keys side by side are one step; four are two steps.
         const u16* key = memory.positions + (share * OWN_KEYS + lane % 8) * Memory::ROW + lane / 8 * 8;
-#pragma unroll 4
+#pragma unroll 2
         for (u32 step = 0; step < KEY_STEPS; step += 2) {
             u32 a[2][4];
             load_matrices(a[0], query + step * 16);
@@ -147,13 +149,22 @@ struct AttentionWarp {
     }
 };
 
-// Turns a block's scores into weights, by groups of eight threads per query. `sees(query, lane)` says what is in sight.
-template <typename Memory, typename Sees>
-__device__ __forceinline__ void weigh(Memory& memory, u32 num_queries, float scale, Sees sees) {
+// What a query sees.
+struct Sight {
+    u32 start;       // position of the block
+    u32 window;      // 0 for none
+    bool is_whole;   // every query sees the whole block
+};
+
+// Turns a block's scores into weights, by groups of eight threads per query.
+template <typename Memory>
+__device__ __forceinline__ void weigh(Memory& memory, u32 num_queries, float scale, Sight sight) {
     constexpr u32 GROUP = 8;
     const u32 member = threadIdx.x % GROUP, padded = (num_queries + 3) / 4 * 4;  // whole warps take part
+#pragma unroll 1
     for (u32 query = threadIdx.x / GROUP; query < padded; query += BLOCK_THREADS / GROUP) {
         float scores[8], max = NO_SCORE;
+        const u32 own = sight.is_whole ? 0 : memory.own_positions[query];
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             const u32 first = half * 32 + member * 4;
@@ -161,27 +172,27 @@ __device__ __forceinline__ void weigh(Memory& memory, u32 num_queries, float sca
             const float values[4] = {products.x, products.y, products.z, products.w};
 #pragma unroll
             for (u32 i = 0; i < 4; i++) {
-                scores[half * 4 + i] = query < num_queries && sees(query, first + i) ? values[i] * scale : NO_SCORE;
+                const u32 position = sight.start + first + i;
+                const bool sees = sight.is_whole || (position <= own && (sight.window == 0 || position + sight.window > own));
+                scores[half * 4 + i] = sees ? values[i] * scale : NO_SCORE;
                 max = fmaxf(max, scores[half * 4 + i]);
             }
         }
 #pragma unroll
         for (u32 distance = 1; distance < GROUP; distance *= 2) max = fmaxf(max, __shfl_xor_sync(0xFFFFFFFF, max, distance));
+        // Where nothing is in sight any finite maximum gives weights of zero.
+        const float base = max == NO_SCORE ? 0.0f : max;
         float sum = 0.0f;
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             u32 rounded[2], rests[2];
 #pragma unroll
-            for (u32 i = 0; i < 4; i += 2) {
-                float weights[2];
-#pragma unroll
-                for (u32 j = 0; j < 2; j++) {
-                    const float score = scores[half * 4 + i + j];
-                    weights[j] = score == NO_SCORE ? 0.0f : exp2f(score - max);
-                    sum += weights[j];
-                }
-                rounded[i / 2] = pack_bf16(weights[0], weights[1]);
-                rests[i / 2] = pack_bf16(weights[0] - __uint_as_float(rounded[i / 2] << 16), weights[1] - __uint_as_float(rounded[i / 2] & 0xFFFF0000));
+            for (u32 i = 0; i < 2; i++) {
+                const float low = power_of_two(scores[half * 4 + 2 * i] - base), high = power_of_two(scores[half * 4 + 2 * i + 1] - base);
+                sum += low;
+                sum += high;
+                rounded[i] = pack_bf16(low, high);
+                rests[i] = pack_bf16(low - __uint_as_float(rounded[i] << 16), high - __uint_as_float(rounded[i] & 0xFFFF0000));
             }
             const u32 place = query * WEIGHT_ROW + half * 32 + member * 4;
             *reinterpret_cast<uint2*>(memory.weights + place) = {rounded[0], rounded[1]};

@@ -1,39 +1,54 @@
-// What a block of gdn_wy knows: its arguments, its place, its shared memory, and the rows of one chunk.
+// What a block of gdn_wy knows: its arguments, its place, its shared memory, and the rows of its segment.
 //
-// A block serves one segment, one key head and `lanes` of the value lanes that read it; `num_slices` blocks serve a key
-// head together. Rows are taken in chunks of up to 32, in topological order: in a chunk rows are "nodes", one per lane of
-// a warp. A node's "entries" are the tokens between its anchor and itself, counted from the anchor of the segment's first
-// position, first the logged ones and then its own path. "Slots" are the nodes ordered by anchor, for the tensor cores.
+// A block serves one segment, one key head and some of the value lanes that read it, eight lanes a warp; `num_slices`
+// blocks serve a key head together. Rows are taken in chunks, in topological order: in a chunk they are "nodes", eight to
+// a tile of the tensor cores. Positions are cut in stretches of 32: what a row at position t reads lies in the "own"
+// stretch of t and the two before it. Entries count positions from the anchor of the segment's first one: logged ones,
+// and behind MAX_LOG_ENTRIES a row's own path. Loops have no branches by node: where a chunk has fewer nodes than its
+// tiles, the last one is computed again and not stored.
 #pragma once
 
+#include "loads.cuh"
 #include "row_paths.cuh"
+#include "split_product.cuh"
+#include "thread_copy.cuh"
 
 constexpr u32 BLOCK_WARPS = 8;
 constexpr u32 BLOCK_THREADS = BLOCK_WARPS * WARP_LANES;
-constexpr u32 CHUNK_NODES = WARP_LANES;
-constexpr u32 TILE_NODES = 8;  // of one matrix instruction: a row of k and a row of q each
-constexpr u32 MAX_TILES = CHUNK_NODES / TILE_NODES;
+constexpr u32 MAX_LANES = 64;      // value lanes of a block
+constexpr u32 WARP_VALUES = 8;     // of a warp: columns of a matrix instruction
+constexpr u32 TILE_NODES = 8;      // of one matrix instruction: a row of k and a row of q each
 constexpr u32 ANCHOR_DELAY = 64;
 constexpr u32 FOLD_INTERVAL = 32;
+constexpr u32 MAX_LOG_ENTRIES = ANCHOR_DELAY + FOLD_INTERVAL;
 constexpr u32 LOG_POSITIONS = 128;
 constexpr u32 STATE_RING = 3;
-constexpr u32 MAX_ANCHORS = STATE_RING;
-constexpr u32 MAX_PATH_ROWS = 64;
+constexpr u32 MAX_SEGMENT_ROWS = 64;
 constexpr u32 MAX_TAPS = 4;
-constexpr u32 MAX_PLANES = 8;
+constexpr u32 MAX_PLANES = 4;
+constexpr u32 STRETCH = FOLD_INTERVAL;
+constexpr u32 STRETCH_STEPS = STRETCH / 16;
 constexpr u32 KEY_STEP = 16;       // columns of a fragment
-constexpr u32 MAX_KEY_STEPS = 8;
-constexpr u32 NUM_QUARTERS = 4;    // chains of a product over a key's columns
-constexpr u32 STEPS_PER_QUARTER = MAX_KEY_STEPS / NUM_QUARTERS;
+constexpr u32 KEY_STEPS = 8;       // shorter keys are padded with zeros
+constexpr u32 KEY_LEN = KEY_STEPS * KEY_STEP;
+constexpr u32 FRAGMENT_LEN = 2 * WARP_LANES * 4;  // k and q of a tile, one step
+constexpr u32 KEY_ROW = KEY_LEN + 16;     // of staged keys, in floats: their fragments meet all banks
+constexpr u32 STAGED_KEYS = 16;           // logged keys that a block copies ahead
+constexpr u32 STATE_ROW = MAX_LANES + 2;  // of a staged state, likewise
+constexpr u32 LOG_ROW = MAX_LANES + 2;
+constexpr u32 UPDATE_ROW = MAX_LANES + 8;
 
 // Offsets in a block's shared memory, in floats.
 struct SharedLayout {
-    u32 keys;       // k and q of the nodes as operand A: [tiles][key steps][2][32][4]
-    u32 exponents;  // log decays from each entry to each node: [planes][entries][nodes]
-    u32 factors;    // of d in d and in o: [planes][entries][nodes][2]; before, partial sums [4][nodes][2 lanes + 4]
-    u32 log_d;      // logged d of this block's lanes: [MAX_LOG_ENTRIES][lanes]
-    u32 values;     // v, then d: [nodes][lanes + 4]
-    u32 outputs;    // o: [nodes][lanes + 4]
+    u32 states;   // [num_states][KEY_LEN][STATE_ROW]
+    u32 log_d;    // logged d of this block's lanes: [MAX_LOG_ENTRIES][LOG_ROW]
+    u32 log_k;    // the first logged keys of this block's share, until what follows is made: [STAGED_KEYS][KEY_ROW]
+    u32 keys;     // k and q of the chunk as operand A: [tiles][KEY_STEPS][2][32][4]
+    u32 products; // k.k_j, q.k_j by entry and node: [max_entries][nodes + 1][2]; the last entry is the node itself
+    u32 weighed;  // products with the two whole stretches times decays, as operand A: [planes][tiles][4][2][32][4]
+    u32 own;      // those with the own stretch, by position in it: [planes][32][nodes + 1][2]
+    u32 updates;  // d of the segment's rows: [rows][UPDATE_ROW]
+    u32 squares;  // of o, by node and warp of the key head: [nodes][num_slices * lanes / 8 + 1]
 };
 
 struct GdnWyParams {
@@ -55,20 +70,19 @@ struct GdnWyParams {
     float* tail_d;              // [rows][value heads][value_dim]
     float* tail_g;              // [rows][value heads]
     float* y;                   // [rows][value heads][value_dim]
-    float* keys;                // scratch: per segment and key head as SharedLayout::keys, of 32 nodes
-    float2* products;           // scratch: per segment and key head [max_entries + 1][32]; k.k_j, q.k_j; behind them q.k
-    float* squares;             // scratch: per segment and key head [num_slices][num_planes][32]
+    float* squares;             // scratch where blocks stand alone: [rows][value heads * value_dim / 8]
     SharedLayout shared;
     u32 num_key_heads;
     u32 num_value_heads;
+    u32 heads_per_key;
     u32 key_dim;
     u32 value_dim;
     u32 num_taps;
+    u32 num_channels;
     u32 num_slices;
-    u32 num_planes;   // most value heads that one block's lanes belong to
-    u32 chunk_rows;   // rows of a chunk, a multiple of 8
+    u32 lanes;        // value lanes of a block
+    u32 num_states;   // states that fit in shared memory; if none, they are read where they lie
     u32 max_entries;
-    u32 chunk;        // used where stages are launches of their own
     float norm_eps;
 };
 
@@ -76,135 +90,184 @@ __device__ __forceinline__ u32 anchor_of(u32 position) {
     return position < ANCHOR_DELAY ? 0 : (position - ANCHOR_DELAY) / FOLD_INTERVAL * FOLD_INTERVAL;
 }
 
-__device__ __forceinline__ float silu(float x) { return x / (1.0f + expf(-x)); }
+__device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + expf(-x)); }
 
-__device__ __forceinline__ float4 silu(float4 x) { return {silu(x.x), silu(x.y), silu(x.z), silu(x.w)}; }
-
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-    for (u32 distance = WARP_LANES / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(0xFFFFFFFF, value, distance);
-    return value;
-}
-
-// The nodes of a chunk, in shared memory.
-struct Nodes {
-    u32 depth[CHUNK_NODES];       // path length before the node
-    u32 path_start[CHUNK_NODES];  // in `paths.path_rows`
-    u32 slot_of[CHUNK_NODES];
-    u32 node_in[CHUNK_NODES];     // of a slot
-    u32 anchor[CHUNK_NODES];      // of a node, in intervals from the segment's first
-    u32 max_depth;
-    u32 min_anchor;
-    u32 max_anchor;
-    unsigned short ancestors[MAX_PATH_ROWS][CHUNK_NODES];  // rows of the segment, by depth
+// The rows of a segment, in shared memory.
+struct Rows {
+    u32 depth[MAX_SEGMENT_ROWS];       // path length before the row
+    u32 path_start[MAX_SEGMENT_ROWS];  // in `paths.path_rows`
+    u8 ancestors[MAX_SEGMENT_ROWS][MAX_SEGMENT_ROWS];  // rows of the segment, by depth; the last is the row itself, then 0
+    const float* taps[MAX_SEGMENT_ROWS][MAX_TAPS];     // inputs of the convolution from the oldest; null where there are none
+    float decay[MAX_PLANES][MAX_SEGMENT_ROWS];         // log decay g
+    float beta[MAX_PLANES][MAX_SEGMENT_ROWS];
+    float log_decay[MAX_PLANES][MAX_LOG_ENTRIES];
+    float from_state[MAX_PLANES][MAX_SEGMENT_ROWS];    // e0
+    u64 arrivals[3][2];                                // barriers of what blocks send each other: Exchange, parity of the chunk
 };
 
+// What blocks of a key head send each other, chunk by chunk. A block sends those of the next chunk only when it has all
+// of this one, so two barriers in turn suffice.
+enum class Exchange { KEYS, PRODUCTS, SQUARES };
+
+template <u32 TILES>
 struct Block {
+    static constexpr u32 NODES = TILES * TILE_NODES;
+    static constexpr u32 NODE_STRIDE = NODES + 1;  // pairs of a row of factors
+
     const GdnWyParams& p;
     float* memory;
-    Nodes& nodes;
-    SegmentFacts segment;
-    u32 key_head, slice, part;  // `part` numbers pairs of segment and key head
-    u32 anchor_base;            // anchor of the segment's first position
-    u32 log_len;                // logged entries from there on
-    u32 warp, lane;
-    u32 first, count, tiles;    // of the chunk: its first row in the segment, its nodes, and tiles of them
-    u32 stride;                 // nodes of a row of products, exponents and factors
+    Rows& rows;
+    u32 slot, committed_len, first_row, num_rows;  // of the segment
+    u32 key_head, slice;
+    u32 anchor_base;          // anchor of the segment's first position
+    u32 log_len;              // logged entries from there on
+    u32 max_depth;            // of the segment
+    u32 first = 0, count = 0; // of the chunk: its first row in the segment, its nodes
+    u32 chunk = 0;
 
-    __device__ Block(const GdnWyParams& params, float* shared, Nodes& shared_nodes)
-        : p(params), memory(shared), nodes(shared_nodes), warp(threadIdx.x / WARP_LANES), lane(threadIdx.x % WARP_LANES) {
+    __device__ __forceinline__ Block(const GdnWyParams& params, float* shared, Rows& shared_rows)
+        : p(params), memory(shared), rows(shared_rows) {
         slice = blockIdx.x % p.num_slices;
-        part = blockIdx.x / p.num_slices;
+        const u32 part = blockIdx.x / p.num_slices;
         key_head = part % p.num_key_heads;
-        segment = p.paths.segments[part / p.num_key_heads];
-        anchor_base = anchor_of(segment.committed_len);
-        log_len = segment.committed_len - anchor_base;
+        const SegmentFacts& segment = p.paths.segments[part / p.num_key_heads];
+        slot = segment.slot, committed_len = segment.committed_len, first_row = segment.first_row, num_rows = segment.num_rows;
+        anchor_base = anchor_of(committed_len);
+        log_len = committed_len - anchor_base;
     }
 
-    __device__ u32 key_steps() const { return (p.key_dim + KEY_STEP - 1) / KEY_STEP; }
-    __device__ u32 num_channels() const { return 2 * p.num_key_heads * p.key_dim + p.num_value_heads * p.value_dim; }
-    __device__ u32 heads_per_key() const { return p.num_value_heads / p.num_key_heads; }
-    __device__ u32 position_of(u32 node) const { return segment.committed_len + nodes.depth[node]; }
-    __device__ u32 row_of(u32 node) const { return segment.first_row + first + node; }
-    // Where k (0) or q (1) of a slot lies in `keys`, columns 4c .. 4c + 3 of a step.
-    __device__ u32 key_place(u32 slot, u32 step, u32 which, u32 c) const {
-        return (((slot / TILE_NODES * key_steps() + step) * 2 + which) * WARP_LANES + slot % TILE_NODES * 4 + c) * 4;
+    __device__ static u32 warp() { return threadIdx.x / WARP_LANES; }
+    __device__ static u32 lane() { return threadIdx.x % WARP_LANES; }
+    __device__ u32 keys_len() const { return p.num_key_heads * p.key_dim; }
+    __device__ u32 values_len() const { return p.num_value_heads * p.value_dim; }
+    // The row of a node in the segment; of the last one where there are fewer.
+    __device__ u32 row_of(u32 node) const { return first + min(node, count - 1); }
+    __device__ u32 position_of(u32 row) const { return committed_len + rows.depth[row]; }
+    // Stretches between a row's own and that of the segment's first position.
+    __device__ u32 stretch_of(u32 depth) const { return (committed_len + depth) / STRETCH - committed_len / STRETCH; }
+    // The depth at which a stretch begins, counted likewise.
+    __device__ u32 stretch_depth(u32 stretch) const { return stretch == 0 ? 0 : (committed_len / STRETCH + stretch) * STRETCH - committed_len; }
+    // Where a logged value lies, by entry.
+    __device__ u32 log_row(u32 entry) const { return slot * LOG_POSITIONS + (anchor_base + entry) % LOG_POSITIONS; }
+    // Where k (0) or q (1) of a node lies in `keys`, columns 4c .. 4c + 3 of a step.
+    __device__ float* key_place(u32 node, u32 step, u32 which, u32 c) const {
+        const u32 fragment = (node / TILE_NODES * KEY_STEPS + step) * 2 + which;
+        return memory + p.shared.keys + (fragment * WARP_LANES + node % TILE_NODES * 4 + c) * 4;
     }
-    __device__ float* scratch_keys() const { return p.keys + static_cast<u64>(part) * MAX_TILES * key_steps() * 2 * WARP_LANES * 4; }
-    __device__ float2* scratch_products() const {
-        return p.products + static_cast<u64>(part) * (p.max_entries + 1) * CHUNK_NODES;
-    }
-    // A value of logged or tail rows, by entry of a node.
-    __device__ u64 log_row(u32 entry) const {
-        return static_cast<u64>(segment.slot) * LOG_POSITIONS + (anchor_base + entry) % LOG_POSITIONS;
+    __device__ u32 own_entry() const { return p.max_entries - 1; }
+    __device__ float2* products(u32 entry) const { return reinterpret_cast<float2*>(memory + p.shared.products) + entry * NODE_STRIDE; }
+    __device__ float* weighed(u32 plane) const { return memory + p.shared.weighed + plane * TILES * 2 * STRETCH_STEPS * FRAGMENT_LEN; }
+    __device__ float2* own(u32 plane) const { return reinterpret_cast<float2*>(memory + p.shared.own) + plane * STRETCH * NODE_STRIDE; }
+
+    __device__ u32 barrier_of(Exchange exchange) const { return shared_address(&rows.arrivals[static_cast<u32>(exchange)][chunk % 2]); }
+
+    // Says how much of this chunk the block will be sent. Called by one thread.
+    __device__ __forceinline__ void expect(Exchange exchange, u32 num_bytes) const { barrier_expect(barrier_of(exchange), num_bytes); }
+
+    // Waits until all of it is there.
+    __device__ __forceinline__ void wait_for(Exchange exchange) const { barrier_wait_cluster(barrier_of(exchange), chunk / 2 % 2); }
+
+    __device__ __forceinline__ void init_barriers() const {
+        if (threadIdx.x == 0) {
+            for (u32 i = 0; i < 3 * 2; i++) barrier_init(shared_address(&rows.arrivals[i / 2][i % 2]), 1);
+            barrier_init_fence();
+        }
     }
 
-    // Reads the nodes of a chunk. Returns false when the segment has none there.
-    __device__ bool begin(u32 chunk) {
-        first = chunk * p.chunk_rows;
-        if (first >= segment.num_rows) return false;
-        count = min(p.chunk_rows, segment.num_rows - first);
-        tiles = (count + TILE_NODES - 1) / TILE_NODES;
-        stride = tiles * TILE_NODES;
+    // Reads positions and paths of all rows.
+    __device__ __forceinline__ void read_rows() {
+        if (threadIdx.x < num_rows) {
+            rows.depth[threadIdx.x] = p.paths.positions[first_row + threadIdx.x] - committed_len;
+            rows.path_start[threadIdx.x] = p.paths.rows[first_row + threadIdx.x].path_start;
+        }
         __syncthreads();
-        if (warp == 0) order_nodes();
-        __syncthreads();
-        for (u32 depth = warp; depth <= nodes.max_depth; depth += BLOCK_WARPS) {
-            if (lane < count && depth <= nodes.depth[lane]) {
-                const u32 row = p.paths.path_rows[nodes.path_start[lane] + depth];
-                nodes.ancestors[depth][lane] = static_cast<unsigned short>(row - segment.first_row);
+        max_depth = 0;
+#pragma unroll
+        for (u32 row = lane(); row < MAX_SEGMENT_ROWS; row += WARP_LANES) max_depth = max(max_depth, row < num_rows ? rows.depth[row] : 0);
+        max_depth = __reduce_max_sync(0xFFFFFFFF, max_depth);
+#pragma unroll 1
+        for (u32 row = lane(); row < num_rows; row += WARP_LANES) {
+            const u32 own_depth = rows.depth[row];
+            const u32* path = p.paths.path_rows + rows.path_start[row];
+#pragma unroll 2
+            for (u32 depth = warp(); depth <= max_depth; depth += BLOCK_WARPS) {
+                rows.ancestors[depth][row] = depth <= own_depth ? static_cast<u8>(path[depth] - first_row) : 0;
             }
         }
         __syncthreads();
+        const u32 row = threadIdx.x / MAX_TAPS, tap = threadIdx.x % MAX_TAPS;
+        if (row < num_rows) rows.taps[row][tap] = tap_inputs(row, MAX_TAPS - 1 - tap);
+        __syncthreads();
+    }
+
+    // The inputs of the convolution `back` tokens before a row.
+    __device__ __forceinline__ const float* tap_inputs(u32 row, u32 back) const {
+        const u32 depth = rows.depth[row], position = committed_len + depth;
+        if (back >= p.num_taps || back > position) return nullptr;
+        if (back <= depth) return p.qkv + static_cast<u64>(first_row + rows.ancestors[depth - back][row]) * p.num_channels;
+        return p.conv_inputs + static_cast<u64>(slot * p.num_taps + (position - back) % p.num_taps) * p.num_channels;
+    }
+
+    // Turns to the next rows. Returns false behind the last.
+    __device__ __forceinline__ bool begin(u32 next_chunk) {
+        chunk = next_chunk;
+        first = chunk * NODES;
+        if (first >= num_rows) return false;
+        count = min(NODES, num_rows - first);
         return true;
     }
+};
 
-    __device__ void order_nodes() {
-        const bool is_node = lane < count;
-        const u32 position = is_node ? p.paths.positions[row_of(lane)] : segment.committed_len;
-        const u32 anchor = (anchor_of(position) - anchor_base) / FOLD_INTERVAL;
-        u32 slot = lane, before = 0, least = MAX_ANCHORS, most = 0;
+// Weights of the convolution for `LEN` channels in a row, from the oldest tap; taps that the model lacks are zero.
+template <u32 LEN>
+struct ConvWeights {
+    float taps[LEN][MAX_TAPS];
+
+    __device__ __forceinline__ static void prefetch_from(const GdnWyParams& p, u32 channel) { prefetch(p.conv_weights + channel * p.num_taps); }
+
+    __device__ __forceinline__ void load(const GdnWyParams& p, u32 channel) {
 #pragma unroll
-        for (u32 i = 0; i < MAX_ANCHORS; i++) {
-            const u32 same = __ballot_sync(0xFFFFFFFF, is_node && anchor == i);
-            if (is_node && anchor == i) slot = before + __popc(same & ((1u << lane) - 1));
-            before += __popc(same);
-            if (same != 0) least = min(least, i), most = i;
+        for (u32 i = 0; i < LEN; i++) {
+            const float* from = p.conv_weights + (channel + i) * p.num_taps;
+            if (p.num_taps == MAX_TAPS) {
+                const float4 weights = *reinterpret_cast<const float4*>(from);
+                taps[i][0] = weights.x, taps[i][1] = weights.y, taps[i][2] = weights.z, taps[i][3] = weights.w;
+            } else {
+#pragma unroll
+                for (u32 tap = 0; tap < MAX_TAPS; tap++) {
+                    const u32 missing = MAX_TAPS - p.num_taps;
+                    taps[i][tap] = tap < missing ? 0.0f : from[tap - missing];
+                }
+            }
         }
-        u32 depth = position - segment.committed_len;
-        nodes.depth[lane] = depth;
-        nodes.path_start[lane] = is_node ? p.paths.rows[row_of(lane)].path_start : 0;
-        nodes.slot_of[lane] = slot;
-        nodes.node_in[slot] = lane;
-        nodes.anchor[lane] = is_node ? anchor : MAX_ANCHORS;
-#pragma unroll
-        for (u32 distance = WARP_LANES / 2; distance > 0; distance /= 2) depth = max(depth, __shfl_xor_sync(0xFFFFFFFF, depth, distance));
-        if (lane == 0) nodes.max_depth = depth, nodes.min_anchor = least, nodes.max_anchor = most;
     }
+};
 
-    // Four channels after the convolution and its activation; taps from the oldest to the current token.
-    __device__ float4 convolve(u32 node, u32 channel) const {
-        float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
-        const u32 position = position_of(node);
-        const float* weights = p.conv_weights + static_cast<u64>(channel) * p.num_taps;
+// Inputs of the convolution for `LEN` (2 or 4) channels of one row, by tap from the oldest; zero where there are none.
+template <u32 LEN>
+struct ConvInputs {
+    float values[MAX_TAPS][LEN];
+
+    template <u32 TILES>
+    __device__ __forceinline__ void load(const Block<TILES>& block, u32 row, u32 channel) {
 #pragma unroll
         for (u32 tap = 0; tap < MAX_TAPS; tap++) {
-            const u32 back = p.num_taps - 1 - tap;
-            if (tap >= p.num_taps || back > position) continue;
-            const u32 at = position - back;
-            const float* inputs;
-            if (at < segment.committed_len) {
-                inputs = p.conv_inputs + (static_cast<u64>(segment.slot) * p.num_taps + at % p.num_taps) * num_channels();
+            const float* from = block.rows.taps[row][tap];
+            if (LEN == 4) {
+                const float4 x = load_if(reinterpret_cast<const float4*>(from + channel), from != nullptr);
+                values[tap][0] = x.x, values[tap][1] = x.y, values[tap][LEN - 2] = x.z, values[tap][LEN - 1] = x.w;
             } else {
-                const u32 row = segment.first_row + nodes.ancestors[at - segment.committed_len][node];
-                inputs = p.qkv + static_cast<u64>(row) * num_channels();
+                const float2 x = load_if(reinterpret_cast<const float2*>(from + channel), from != nullptr);
+                values[tap][0] = x.x, values[tap][1] = x.y;
             }
-            const float4 x = *reinterpret_cast<const float4*>(inputs + channel);
-            sum.x = __fmaf_rn(weights[tap], x.x, sum.x);
-            sum.y = __fmaf_rn(weights[p.num_taps + tap], x.y, sum.y);
-            sum.z = __fmaf_rn(weights[2 * p.num_taps + tap], x.z, sum.z);
-            sum.w = __fmaf_rn(weights[3 * p.num_taps + tap], x.w, sum.w);
         }
+    }
+
+    // After the convolution and its activation; taps from the oldest to the current token.
+    __device__ __forceinline__ float result(const ConvWeights<LEN>& weights, u32 i) const {
+        float sum = 0.0f;
+#pragma unroll
+        for (u32 tap = 0; tap < MAX_TAPS; tap++) sum = __fmaf_rn(weights.taps[i][tap], values[tap][i], sum);
         return silu(sum);
     }
 };

@@ -35,14 +35,32 @@ __device__ __forceinline__ SplitPair split_pair(float4 upper, float4 lower) {
     return split;
 }
 
-// sum += a b over sixteen columns, small parts first.
-__device__ __forceinline__ void multiply_split(float (&sum)[4], const SplitPair& a, float4 b) {
-    const SplitFloat parts[4] = {split_float(b.x), split_float(b.y), split_float(b.z), split_float(b.w)};
+// A column of operand B, sixteen rows.
+struct SplitColumn {
+    float high[4], low[4];
+};
+
+__device__ __forceinline__ SplitColumn split_column(float4 values) {
+    const SplitFloat parts[4] = {split_float(values.x), split_float(values.y), split_float(values.z), split_float(values.w)};
+    SplitColumn split;
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) split.high[i] = parts[i].high, split.low[i] = parts[i].low;
+    return split;
+}
+
+// A product tile by its parts, which grow apart so that no instruction waits for the one before.
+struct SplitSums {
+    float high[4], left[4], right[4];
+
+    __device__ __forceinline__ float value(u32 i) const { return high[i] + (left[i] + right[i]); }
+};
+
+// sums += a b over sixteen columns.
+__device__ __forceinline__ void multiply_split(SplitSums& sums, const SplitPair& a, const SplitColumn& b) {
 #pragma unroll
     for (u32 step = 0; step < 2; step++) {
-        const SplitFloat b0 = parts[2 * step], b1 = parts[2 * step + 1];
-        mma_m16n8k8(sum, a.low[step], b0.high, b1.high);
-        mma_m16n8k8(sum, a.high[step], b0.low, b1.low);
-        mma_m16n8k8(sum, a.high[step], b0.high, b1.high);
+        mma_m16n8k8(sums.left, a.low[step], b.high[2 * step], b.high[2 * step + 1]);
+        mma_m16n8k8(sums.right, a.high[step], b.low[2 * step], b.low[2 * step + 1]);
+        mma_m16n8k8(sums.high, a.high[step], b.high[2 * step], b.high[2 * step + 1]);
     }
 }

@@ -8,6 +8,15 @@ __device__ __forceinline__ void thread_copy_16(void* to, const void* from, bool 
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(is_there ? 16 : 0) : "memory");
 }
 
+// As thread_copy_16, 8 bytes.
+__device__ __forceinline__ void thread_copy_8(void* to, const void* from, bool is_there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(to)), "l"(from), "r"(is_there ? 8 : 0) : "memory");
+}
+
+__device__ __forceinline__ void thread_copy_4(void* to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+
 // Ends a group, which may be empty.
 __device__ __forceinline__ void thread_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

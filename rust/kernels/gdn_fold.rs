@@ -12,7 +12,7 @@ use super::gdn_wy::{
 };
 use super::launcher::Launcher;
 use super::simd::{self, LANES, Lanes, Task};
-use super::{Kernel, for_each_task};
+use super::{Kernel, check_size, for_each_task};
 use crate::device::HostDevice;
 use crate::device::cuda::{CudaDevice, Shape};
 use crate::error::KernelError;
@@ -75,6 +75,13 @@ impl Kernel for GdnFold {
     fn cuda(device: &CudaDevice, args: GdnFoldArgs<'_>) -> Result<(), KernelError> {
         let launcher = Launcher::of::<Self>(device);
         let (shape, cache) = (args.shape, args.cache);
+        let value_dim = shape.value_dim;
+        check_size(
+            Self::NAME,
+            "value_dim",
+            value_dim,
+            value_dim.next_multiple_of(4),
+        )?;
         let params = GdnFoldParams {
             states: launcher.buffer("cache.states", &cache.states)?,
             log_k: launcher.buffer("cache.log_k", &cache.log_k)?,

@@ -11,6 +11,16 @@
 //! Every value lane sums alone, one fused multiply-add chain over ascending state rows, times e0, then over ascending
 //! j; products of keys are canonical `dot`s. Taps of the convolution run from the oldest to the current token, tokens
 //! before the first are left out. So a token path gives the same bits in every packing and however it was committed.
+//!
+//! The log keeps d, and nothing of it is solved twice: d_t follows from t, the state before A(t) and the entries since, all
+//! of them of its own path, so it has one value, whether its row was a prompt's, a tree's or plain decoding's. Folding
+//! changes no logged d: a row further on reads it as it is, beside the state of its own anchor.
+//!
+//! On CUDA the order of sums is another, as fixed. Positions are cut in stretches of 32 at absolute multiples. Products
+//! with the state, with keys and with the two whole stretches before t's own are matrix instructions on factors split in
+//! two TF32 parts, where the column is the position; the own stretch follows entry by entry. A stretch that is not
+//! wholly committed takes the same instructions on each path's own d. Decays are sums of g within stretches, then of
+//! stretches.
 
 mod heads;
 mod launch;

@@ -213,3 +213,13 @@ def test_shapes_beyond_the_kernel_are_refused() -> None:
     cache = new_request(layer).cache
     with pytest.raises(ValueError, match="`value_dim` must be 24, got 20"):
         layer.run([Token.random(rng, shape)], [(0, 0, [-1])], cache.arrays())
+
+
+def test_more_rows_than_a_pass_has_are_refused() -> None:
+    shape = SHAPES[-1]
+    rng = np.random.default_rng(0)
+    layer = layer_of(rng, shape, 0.0)
+    cache = new_request(layer).cache
+    tokens = [Token.random(rng, shape) for _ in range(65)]
+    with pytest.raises(ValueError, match="`rows of a segment` must be 64, got 65"):
+        layer.run(tokens, [(0, 0, [-1] * 65)], cache.arrays())

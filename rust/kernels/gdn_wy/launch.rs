@@ -1,42 +1,55 @@
-//! The launches of `gdn_wy` on a GPU: one where blocks come in clusters, else four per chunk of rows.
+//! The launches of `gdn_wy` on a GPU: one where a key head's blocks are a cluster, else a second one for the norm.
 //!
-//! Which lanes share a block follows from the shape alone and with it every sum; chunks and launches change none.
+//! How lanes, rows and states are spread over blocks, chunks and stages changes no sum.
 
-use super::{GdnWy, GdnWyArgs, MAX_ENTRIES};
+use super::{FOLD_INTERVAL, GdnWy, GdnWyArgs, MAX_ENTRIES};
 use crate::device::cuda::{CudaDevice, Shape};
 use crate::error::KernelError;
 use crate::kernels::launcher::Launcher;
-use crate::kernels::paths::{CudaPaths, MAX_PATH_ROWS};
+use crate::kernels::paths::CudaPaths;
 use crate::kernels::{Kernel, check_size};
 
 const BLOCK_THREADS: usize = 256;
-/// Rows of a chunk at most: one per lane of a warp.
-const CHUNK_ROWS: usize = 32;
 /// Rows of a tile.
 const TILE_ROWS: usize = 8;
-/// Columns of a key that one fragment holds.
-const KEY_STEP: usize = 16;
-/// Values of a fragment of k and q.
-const FRAGMENT_LEN: usize = 256;
-/// Value lanes that a block may have; the entries of `gdn_wy.cu`.
-const BLOCK_LANES: [usize; 4] = [16, 32, 48, 64];
+/// Tiles that a chunk of rows may have; the entries of `gdn_wy.cu`.
+const CHUNK_TILES: [usize; 3] = [4, 2, 1];
+/// Length of a key in shared memory; shorter ones are padded.
+const KEY_LEN: usize = 128;
+/// Value lanes of a warp.
+const WARP_VALUES: usize = 8;
+/// Value lanes that a block may have.
+const BLOCK_LANES: [usize; 4] = [16, 32, 48, MAX_LANES];
+const MAX_LANES: usize = 64;
 /// Most blocks of a key head: what a cluster holds on every GPU.
 const MAX_SLICES: usize = 8;
-const MAX_KEY_DIM: usize = 128;
+const MAX_SEGMENT_ROWS: usize = 64;
+/// Most value heads of a block's lanes.
+const MAX_PLANES: usize = 4;
 const MAX_TAPS: usize = 4;
-/// What `Nodes` and `Gates` of the device code take, rounded up.
-const STATIC_SHARED_BYTES: usize = 20 * 1024;
+/// Logged keys that a block copies ahead.
+const STAGED_KEYS: usize = 16;
+/// Floats of a row of staged keys, of a staged state, of logged updates and of a row's.
+const KEY_ROW: usize = KEY_LEN + 16;
+const STATE_ROW: usize = MAX_LANES + 2;
+const LOG_ROW: usize = MAX_LANES + 2;
+const UPDATE_ROW: usize = MAX_LANES + 8;
+/// What `Rows` of the device code takes, rounded up.
+const STATIC_SHARED_BYTES: usize = 12 * 1024;
 
 /// `SharedLayout` of `gdn_block.cuh`, in floats.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct SharedLayout {
-    keys: u32,
-    exponents: u32,
-    factors: u32,
+    states: u32,
     log_d: u32,
-    values: u32,
-    outputs: u32,
+    log_k: u32,
+    keys: u32,
+    products: u32,
+    weighed: u32,
+    own: u32,
+    updates: u32,
+    squares: u32,
 }
 
 /// `GdnWyParams` of `gdn_block.cuh`.
@@ -61,20 +74,19 @@ struct GdnWyParams {
     tail_d: u64,
     tail_g: u64,
     y: u64,
-    keys: u64,
-    products: u64,
     squares: u64,
     shared: SharedLayout,
     num_key_heads: u32,
     num_value_heads: u32,
+    heads_per_key: u32,
     key_dim: u32,
     value_dim: u32,
     num_taps: u32,
+    num_channels: u32,
     num_slices: u32,
-    num_planes: u32,
-    chunk_rows: u32,
+    lanes: u32,
+    num_states: u32,
     max_entries: u32,
-    chunk: u32,
     norm_eps: f32,
 }
 
@@ -86,119 +98,158 @@ struct Split {
     num_slices: usize,
     /// Value heads that one block's lanes belong to at most.
     num_planes: usize,
-    /// Entries that a row may have.
-    max_entries: usize,
     /// Most rows of a segment.
     max_rows: usize,
 }
 
 impl Split {
     fn of(args: &GdnWyArgs<'_>) -> Result<Self, KernelError> {
-        let shape = args.shape;
-        let refuse = |argument, expected, got| KernelError::Size {
-            kernel: GdnWy::NAME,
-            argument,
-            expected,
-            got,
-        };
-        check_size(
-            GdnWy::NAME,
-            "value_dim",
-            shape.value_dim,
-            shape.value_dim.next_multiple_of(8),
-        )?;
-        check_size(
-            GdnWy::NAME,
-            "key_dim",
-            shape.key_dim,
-            shape.key_dim.next_multiple_of(4).min(MAX_KEY_DIM),
-        )?;
-        let taps = shape.conv_kernel;
-        check_size(GdnWy::NAME, "conv_kernel", taps, taps.min(MAX_TAPS))?;
-        let all_lanes = shape.num_value_heads / shape.num_key_heads * shape.value_dim;
+        let (name, shape) = (GdnWy::NAME, args.shape);
+        let (key_dim, value_dim, taps) = (shape.key_dim, shape.value_dim, shape.conv_kernel);
+        let max_rows = args.paths.longest_segment();
+        for (argument, got, expected) in [
+            (
+                "value_dim",
+                value_dim,
+                value_dim.next_multiple_of(WARP_VALUES),
+            ),
+            ("key_dim", key_dim, key_dim.next_multiple_of(4).min(KEY_LEN)),
+            ("conv_kernel", taps, taps.min(MAX_TAPS)),
+            (
+                "rows of a segment",
+                max_rows,
+                max_rows.min(MAX_SEGMENT_ROWS),
+            ),
+        ] {
+            check_size(name, argument, got, expected)?;
+        }
+        let all_lanes = shape.num_value_heads / shape.num_key_heads * value_dim;
+        // Blocks whose lanes all belong to one head weigh products once.
+        let is_even = |lanes: usize| value_dim.is_multiple_of(lanes);
         let lanes = BLOCK_LANES
             .into_iter()
-            .find(|lanes| lanes * MAX_SLICES >= all_lanes)
+            .filter(|lanes| lanes * MAX_SLICES >= all_lanes)
+            .min_by_key(|&lanes| (!is_even(lanes), lanes))
             .ok_or_else(|| {
-                let most = BLOCK_LANES[BLOCK_LANES.len() - 1] * MAX_SLICES / shape.value_dim;
-                refuse(
-                    "num_value_heads",
-                    most * shape.num_key_heads,
-                    shape.num_value_heads,
-                )
+                let most = MAX_LANES * MAX_SLICES / value_dim;
+                KernelError::Size {
+                    kernel: name,
+                    argument: "num_value_heads",
+                    expected: most * shape.num_key_heads,
+                    got: shape.num_value_heads,
+                }
             })?;
         let num_slices = all_lanes.div_ceil(lanes);
         let num_planes = (0..num_slices)
             .map(|slice| {
                 let last = ((slice + 1) * lanes).min(all_lanes) - 1;
-                last / shape.value_dim - slice * lanes / shape.value_dim + 1
+                last / value_dim - slice * lanes / value_dim + 1
             })
             .max()
             .unwrap_or(1);
-        let max_rows = args.paths.longest_segment();
+        check_size(
+            name,
+            "value_dim",
+            value_dim,
+            value_dim.max(MAX_LANES / MAX_PLANES),
+        )?;
         Ok(Self {
             lanes,
             num_slices,
             num_planes,
-            max_entries: MAX_ENTRIES + max_rows.min(MAX_PATH_ROWS),
             max_rows,
         })
     }
 
-    /// Places in shared memory for chunks of `chunk_rows`, and the bytes of all.
-    fn layout(&self, key_steps: usize, chunk_rows: usize) -> (SharedLayout, usize) {
+    /// Places for factors of a row: logged entries, its path, itself.
+    fn max_entries(&self) -> usize {
+        MAX_ENTRIES + self.max_rows + 1
+    }
+
+    /// Places in shared memory for chunks of `tiles` and stages for `num_states`, and the bytes of all.
+    fn layout(&self, tiles: usize, num_states: usize) -> (SharedLayout, usize) {
         let mut end = 0;
         let mut take = |len: usize| {
             let start = end;
             end += len.next_multiple_of(4);
             start as u32
         };
-        let pairs = self.num_planes * self.max_entries * chunk_rows;
-        let partial_sums = 4 * chunk_rows * (2 * self.lanes + 4);
-        let rows = chunk_rows * (self.lanes + 4);
-        let layout = SharedLayout {
-            keys: take(chunk_rows / TILE_ROWS * key_steps * FRAGMENT_LEN),
-            exponents: take(pairs),
-            factors: take((2 * pairs).max(partial_sums)),
-            log_d: take(MAX_ENTRIES * self.lanes),
-            values: take(rows),
-            outputs: take(rows),
+        let nodes = tiles * TILE_ROWS;
+        let pairs = nodes + 1;
+        let mut layout = SharedLayout {
+            states: take(num_states * KEY_LEN * STATE_ROW),
+            log_d: take(MAX_ENTRIES * LOG_ROW),
+            keys: take(nodes * 2 * KEY_LEN),
+            products: take(self.max_entries() * pairs * 2),
+            updates: take(self.max_rows * UPDATE_ROW),
+            squares: take(nodes * (self.num_slices * self.lanes / WARP_VALUES + 1)),
+            weighed: take(self.num_planes * nodes * 2 * 2 * FOLD_INTERVAL),
+            own: take(self.num_planes * FOLD_INTERVAL * pairs * 2),
+            ..SharedLayout::default()
         };
+        // Logged keys are used up when products are weighed.
+        layout.log_k = layout.weighed;
+        end = end.max(layout.log_k as usize + STAGED_KEYS * KEY_ROW);
         (layout, end * size_of::<f32>())
+    }
+
+    /// Anchors that rows of a segment may have.
+    fn num_anchors(&self) -> usize {
+        1 + (self.max_rows - 1).div_ceil(FOLD_INTERVAL)
+    }
+
+    /// Tiles of a chunk and stages for states: as many as the rows ask for and `limit` bytes hold.
+    fn chunk(&self, limit: usize) -> Option<(usize, usize)> {
+        let wanted = self.max_rows.div_ceil(TILE_ROWS);
+        let most = CHUNK_TILES.into_iter().rev().find(|&tiles| tiles >= wanted);
+        let most = most.unwrap_or(CHUNK_TILES[0]);
+        let sizes = CHUNK_TILES.into_iter().filter(|&tiles| tiles <= most);
+        sizes
+            .flat_map(|tiles| {
+                (0..=self.num_anchors())
+                    .rev()
+                    .map(move |states| (tiles, states))
+            })
+            .find(|&(tiles, states)| self.layout(tiles, states).1 <= limit)
+    }
+
+    /// The entry that serves chunks of `tiles` with `num_states` staged.
+    fn entry(&self, tiles: usize, num_states: usize, in_clusters: bool) -> String {
+        let is_single = self.max_rows <= TILE_ROWS && num_states == self.num_anchors();
+        match (in_clusters, is_single) {
+            (true, true) => "gdn_wy_single".to_owned(),
+            (true, false) => format!("gdn_wy_{tiles}"),
+            (false, _) => format!("gdn_wy_alone_{tiles}"),
+        }
     }
 }
 
 /// Runs the kernel; `args` passed `check`.
 ///
 /// # Errors
-/// [`KernelError::Size`] for shapes that the device code does not serve, [`KernelError::WrongDevice`],
-/// [`KernelError::Device`].
+/// [`KernelError::Size`] for shapes that the device code does not serve, [`KernelError::SharedMemory`] for those that
+/// this GPU does not, [`KernelError::WrongDevice`], [`KernelError::Device`].
 pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), KernelError> {
     let split = Split::of(args)?;
-    if args.paths.num_rows() == 0 {
+    let num_rows = args.paths.num_rows();
+    if num_rows == 0 {
         return Ok(());
     }
     let launcher = Launcher::of::<GdnWy>(device);
     let shape = args.shape;
-    let key_steps = shape.key_dim.div_ceil(KEY_STEP);
-    let limit = device.limits().block_shared_bytes - STATIC_SHARED_BYTES;
-    let most = split.max_rows.next_multiple_of(TILE_ROWS).min(CHUNK_ROWS);
-    let (chunk_rows, (layout, shared_bytes)) = (1..=most / TILE_ROWS)
-        .rev()
-        .map(|tiles| tiles * TILE_ROWS)
-        .map(|rows| (rows, split.layout(key_steps, rows)))
-        .find(|(rows, (_, bytes))| *bytes <= limit || *rows == TILE_ROWS)
-        .expect("a chunk has one tile at least");
-
-    let num_parts = args.paths.segments().len() * shape.num_key_heads;
-    let keys_len = num_parts * CHUNK_ROWS / TILE_ROWS * key_steps * FRAGMENT_LEN;
-    let products_len = num_parts * (split.max_entries + 1) * CHUNK_ROWS * 2;
-    let squares_len = num_parts * split.num_slices * split.num_planes * CHUNK_ROWS;
-    let scratch = launcher.scratch((keys_len + products_len + squares_len) * size_of::<f32>())?;
-    let after = |len: usize| scratch + (len * size_of::<f32>()) as u64;
-
+    let limits = device.limits();
+    let chunk = split.chunk(limits.block_shared_bytes - STATIC_SHARED_BYTES);
+    let (tiles, num_states) = chunk.unwrap_or((1, 0));
+    let (layout, shared_bytes) = split.layout(tiles, num_states);
+    launcher.check_shared_bytes("value_dim", shared_bytes + STATIC_SHARED_BYTES)?;
+    let in_clusters = limits.has_clusters && split.num_slices > 1;
+    let squares = if in_clusters {
+        0
+    } else {
+        launcher.scratch(num_rows * shape.values_len() / WARP_VALUES * size_of::<f32>())?
+    };
     let (weights, cache, tail) = (&args.weights, args.cache, &*args.tail);
-    let mut params = GdnWyParams {
+    let params = GdnWyParams {
         paths: args.paths.on_cuda(GdnWy::NAME)?,
         qkv: launcher.buffer("qkv", args.qkv)?,
         z: launcher.buffer("z", args.z)?,
@@ -217,47 +268,73 @@ pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), Kerne
         tail_d: launcher.buffer("tail.d", &tail.d)?,
         tail_g: launcher.buffer("tail.g", &tail.g)?,
         y: launcher.buffer("y", args.y)?,
-        keys: scratch,
-        products: after(keys_len),
-        squares: after(keys_len + products_len),
+        squares,
         shared: layout,
         num_key_heads: shape.num_key_heads as u32,
         num_value_heads: shape.num_value_heads as u32,
+        heads_per_key: (shape.num_value_heads / shape.num_key_heads) as u32,
         key_dim: shape.key_dim as u32,
         value_dim: shape.value_dim as u32,
         num_taps: shape.conv_kernel as u32,
+        num_channels: shape.conv_channels() as u32,
         num_slices: split.num_slices as u32,
-        num_planes: split.num_planes as u32,
-        chunk_rows: chunk_rows as u32,
-        max_entries: split.max_entries as u32,
-        chunk: 0,
+        lanes: split.lanes as u32,
+        num_states: num_states as u32,
+        max_entries: split.max_entries() as u32,
         norm_eps: weights.norm_eps,
     };
-    let blocks = |shared_bytes: usize, cluster_blocks: usize| Shape {
+    let num_blocks = args.paths.segments().len() * shape.num_key_heads * split.num_slices;
+    let blocks = Shape {
         shared_bytes: shared_bytes as u32,
-        cluster_blocks: cluster_blocks as u32,
-        ..Shape::of_blocks(num_parts * split.num_slices, BLOCK_THREADS)
+        cluster_blocks: if limits.has_clusters {
+            split.num_slices as u32
+        } else {
+            1
+        },
+        ..Shape::of_blocks(num_blocks, BLOCK_THREADS)
     };
-    let launch = |entry: &str, shape: Shape, params: &GdnWyParams| {
-        // SAFETY: `params` mirrors the kernel's; `check` saw that all buffers are as long as the shape asks, the scratch
-        // and the shared memory were sized above.
-        unsafe { launcher.run(entry, shape, params) }
-    };
-    let lanes = split.lanes;
-    if device.limits().has_clusters {
-        let shape = blocks(shared_bytes, split.num_slices);
-        return launch(&format!("gdn_wy_{lanes}"), shape, &params);
-    }
-    for chunk in 0..split.max_rows.div_ceil(chunk_rows) {
-        params.chunk = chunk as u32;
-        launch("gdn_wy_keys", blocks(0, 1), &params)?;
-        launch("gdn_wy_products", blocks(shared_bytes, 1), &params)?;
-        launch(
-            &format!("gdn_wy_values_{lanes}"),
-            blocks(shared_bytes, 1),
+    // SAFETY: `params` mirrors the kernel's; `check` saw that all buffers are as long as the shape asks, the scratch and
+    // the shared memory were sized above.
+    unsafe {
+        launcher.run(
+            &split.entry(tiles, num_states, in_clusters),
+            blocks,
             &params,
         )?;
-        launch(&format!("gdn_wy_norm_{lanes}"), blocks(0, 1), &params)?;
+        if in_clusters {
+            return Ok(());
+        }
+        let num_groups = num_rows * shape.values_len() / WARP_VALUES;
+        let norms = Shape::of_blocks(num_groups.div_ceil(BLOCK_THREADS), BLOCK_THREADS);
+        launcher.run("gdn_wy_norm", norms, &params)
     }
-    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Shared memory of an H200, an A100 and a workstation card.
+    const BLOCK_SHARED_BYTES: [usize; 3] = [232_448, 166_912, 101_376];
+
+    #[test]
+    fn chunks_fit_everywhere() {
+        for limit in BLOCK_SHARED_BYTES {
+            for max_rows in [1, 8, 9, 32, 33, 64] {
+                let split = Split {
+                    lanes: 64,
+                    num_slices: 6,
+                    num_planes: 1,
+                    max_rows,
+                };
+                let (tiles, num_states) = split.chunk(limit - STATIC_SHARED_BYTES).unwrap();
+                let (_, bytes) = split.layout(tiles, num_states);
+                assert!(bytes + STATIC_SHARED_BYTES <= limit);
+                if limit == BLOCK_SHARED_BYTES[0] {
+                    assert_eq!(tiles * TILE_ROWS, max_rows.clamp(8, 32).next_power_of_two());
+                    assert!(num_states >= split.num_anchors().min(2));
+                }
+            }
+        }
+    }
 }

@@ -14,9 +14,6 @@ const BLOCK_THREADS: usize = 256;
 const TILE_QUERIES: usize = 16;
 /// Head lengths of the entries of `tree_attention.cu`, and tiles of queries besides one.
 const ENTRIES: [(usize, usize); 4] = [(64, 4), (128, 4), (256, 4), (512, 2)];
-/// Chunks that may be on their way at a time, and the positions of one.
-const MAX_RING: usize = 6;
-const CHUNK_KEYS: usize = 16;
 /// Blocks of a row that are not wholly committed.
 const GATHERED_BLOCKS: usize = 2;
 /// Scratch beyond which a launch takes fewer rows.
@@ -44,14 +41,12 @@ struct TreeAttentionParams {
     scale: f32,
     tile_rows: u32,
     num_splits: u32,
-    ring_slots: u32,
 }
 
 /// Which entry runs, and on what memory.
 struct Config {
     head_dim: usize,
     tiles: usize,
-    ring_slots: usize,
     shared_bytes: usize,
 }
 
@@ -62,16 +57,13 @@ impl Config {
         let queries = tiles * TILE_QUERIES;
         let row_bytes = (head_dim + 8) * size_of::<u16>();
         let score_bytes = (KV_BLOCK + 4) * size_of::<f32>() + 2 * (KV_BLOCK + 8) * size_of::<u16>();
-        let fixed = (queries + KV_BLOCK) * row_bytes
-            + queries * (score_bytes + 4 * size_of::<f32>())
-            + KV_SPLIT * size_of::<u64>();
-        let slot_bytes = CHUNK_KEYS * head_dim * size_of::<f32>();
-        let ring_slots = (limit.saturating_sub(fixed) / slot_bytes).min(MAX_RING);
-        (ring_slots > 0).then_some(Self {
+        let query_bytes = score_bytes + 5 * size_of::<f32>();
+        let source_bytes = 2 * KV_SPLIT * size_of::<u64>();
+        let shared_bytes = (queries + KV_BLOCK) * row_bytes + queries * query_bytes + source_bytes;
+        (shared_bytes <= limit).then_some(Self {
             head_dim,
             tiles,
-            ring_slots,
-            shared_bytes: fixed + ring_slots * slot_bytes,
+            shared_bytes,
         })
     }
 
@@ -167,7 +159,6 @@ pub(super) fn run(device: &CudaDevice, args: &TreeAttentionArgs<'_>) -> Result<(
         scale: args.scale * std::f32::consts::LOG2_E,
         tile_rows: tile_rows as u32,
         num_splits: num_splits as u32,
-        ring_slots: config.ring_slots as u32,
     };
     let entry = format!("{name}_{}_{}", config.head_dim, config.tiles);
     for first_row in (0..paths.num_rows()).step_by(launch_rows) {

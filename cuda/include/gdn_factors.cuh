@@ -1,0 +1,92 @@
+// The factors of entries in gdn_wy: products of keys times decays, for the sums of one value head.
+#pragma once
+
+#include "gdn_block.cuh"
+
+template <u32 TILES>
+struct Factors {
+    const Block<TILES>& block;
+
+    // Decays from the positions of the three stretches to the warp's nodes: node `warp` and every eighth from there. Lanes
+    // are positions of a stretch; sums of log decays run from the node backwards, stretch by stretch.
+    struct Decays {
+        float values[TILES][3];
+        float from_state[TILES];
+    };
+
+    __device__ u32 weighed_row(u32 i) const { return block.row_of(block.warp() + i * BLOCK_WARPS); }
+
+    // Where a position of the stretches is found: its entry, counted from the segment's anchor, which may lie before 0.
+    __device__ int first_entry(u32 row, u32 stretch) const {
+        return static_cast<int>((block.position_of(row) / STRETCH + stretch) * STRETCH) - static_cast<int>(2 * STRETCH + block.anchor_base);
+    }
+
+    __device__ __forceinline__ Decays make_decays(u32 of_plane) const {
+        const Rows& rows = block.rows;
+        const u32 lane = block.lane();
+        Decays decays;
+        float sums[TILES][3];
+#pragma unroll
+        for (u32 i = 0; i < TILES; i++) {
+            const u32 row = weighed_row(i), depth = rows.depth[row];
+#pragma unroll
+            for (u32 stretch = 0; stretch < 3; stretch++) {
+                const int entry = first_entry(row, stretch) + static_cast<int>(lane), behind_log = entry - static_cast<int>(block.log_len);
+                const bool is_logged = behind_log < 0, is_there = entry >= 0 && behind_log <= static_cast<int>(depth);
+                const float logged = rows.log_decay[of_plane][is_logged && entry > 0 ? entry : 0];
+                const float of_path = rows.decay[of_plane][rows.ancestors[is_logged || !is_there ? 0 : behind_log][row]];
+                sums[i][stretch] = is_there ? (is_logged ? logged : of_path) : 0.0f;
+            }
+        }
+        // From each position to the end of its stretch.
+#pragma unroll
+        for (u32 distance = 1; distance < WARP_LANES; distance *= 2) {
+            const bool adds = lane + distance < WARP_LANES;
+#pragma unroll
+            for (u32 i = 0; i < TILES; i++) {
+#pragma unroll
+                for (u32 stretch = 0; stretch < 3; stretch++) {
+                    const float later = __shfl_down_sync(0xFFFFFFFF, sums[i][stretch], distance);
+                    sums[i][stretch] += adds ? later : 0.0f;
+                }
+            }
+        }
+#pragma unroll
+        for (u32 i = 0; i < TILES; i++) {
+            float behind = 0.0f;  // of later stretches
+#pragma unroll
+            for (u32 stretch = 3; stretch-- > 0;) {
+                const float later = __shfl_down_sync(0xFFFFFFFF, sums[i][stretch], 1), whole = __shfl_sync(0xFFFFFFFF, sums[i][stretch], 0);
+                decays.values[i][stretch] = expf((lane + 1 < WARP_LANES ? later : 0.0f) + behind);
+                behind += whole;
+            }
+            decays.from_state[i] = expf(behind);
+        }
+        return decays;
+    }
+
+    // Products times decays, where the sums look for them.
+    __device__ __forceinline__ void weigh_products(u32 of_plane, const Decays& decays) const {
+        const u32 lane = block.lane();
+#pragma unroll
+        for (u32 i = 0; i < TILES; i++) {
+            const u32 node = block.warp() + i * BLOCK_WARPS, row = weighed_row(i);
+            if (node >= block.count) break;
+            float* weighed = block.weighed(of_plane) + node / TILE_NODES * 2 * STRETCH_STEPS * FRAGMENT_LEN;
+#pragma unroll
+            for (u32 stretch = 0; stretch < 3; stretch++) {
+                const int entry = first_entry(row, stretch) + static_cast<int>(lane), behind_log = entry - static_cast<int>(block.log_len);
+                if (entry < 0 || behind_log >= static_cast<int>(block.rows.depth[row])) continue;
+                const float2 product = block.products(behind_log < 0 ? entry : MAX_LOG_ENTRIES + behind_log)[node];
+                const float2 factor = {decays.values[i][stretch] * product.x, decays.values[i][stretch] * product.y};
+                if (stretch == 2) {
+                    block.own(of_plane)[lane * block.NODE_STRIDE + node] = factor;
+                } else {
+                    float* to = weighed + (stretch * STRETCH_STEPS + lane / 16) * FRAGMENT_LEN + node % TILE_NODES * 16 + lane % 16;
+                    to[0] = factor.x, to[WARP_LANES * 4] = factor.y;
+                }
+            }
+            if (lane == 0) block.rows.from_state[of_plane][row] = decays.from_state[i];
+        }
+    }
+};
