@@ -40,6 +40,7 @@ pub struct RowPaths {
     path_rows: Staged<u32>,
     pages: Staged<u32>,
     max_rows: usize,
+    /// Rows of padding that count to the last segment.
     num_padding: usize,
     is_finished: bool,
 }
@@ -188,7 +189,8 @@ impl RowPaths {
 
     /// Appends rows that a GPU computes and nobody reads, up to the next [`row_bucket`] and no further than the
     /// capacity; returns how many. Each follows the committed tokens of the last segment directly, as if its request had
-    /// another root; [`Segment::rows`] leaves them out. Pushes are over.
+    /// another root; [`Segment::rows`] leaves them out. Kernels that go by segment compute as many of them as leave the
+    /// segment [`MAX_PATH_ROWS`], and nothing for the others. Pushes are over.
     pub fn pad(&mut self, device: &Device) -> usize {
         match device {
             Device::Host(_) => 0,
@@ -206,10 +208,10 @@ impl RowPaths {
             let (start, row) = (self.path_rows.len(), self.num_rows());
             self.push_row(start, row as u32, last.committed_len);
         }
+        self.num_padding = num_padding.min(MAX_PATH_ROWS.saturating_sub(last.rows.len()));
         self.segments.push(last);
         let in_segment = self.segment_facts.len() - SEGMENT_FACTS + NUM_ROWS_FACT;
-        self.segment_facts.values_mut()[in_segment] += num_padding as u32;
-        self.num_padding = num_padding;
+        self.segment_facts.values_mut()[in_segment] += self.num_padding as u32;
         num_padding
     }
 
@@ -461,6 +463,13 @@ mod tests {
         paths.clear();
         paths.push_segment(0, 0, &[], &tree[..1]).unwrap();
         assert_eq!((paths.pad_to(1), paths.longest_segment()), (0, 1));
+        let chain: Vec<_> = (0..62).map(|i: usize| i.checked_sub(1)).collect();
+        paths.push_segment(1, 0, &[], &chain).unwrap();
+        assert_eq!((paths.pad_to(72), paths.longest_segment()), (9, 64));
+        assert_eq!(
+            paths.segment_facts.values()[8 + NUM_ROWS_FACT..12][..1],
+            [64]
+        );
     }
 
     #[test]

@@ -15,7 +15,7 @@ const MAX_SPLITS: usize = 4;
 /// Forwards of one size: the first sees the launches, the second captures them.
 const NUM_FORWARDS: usize = 2;
 
-/// Runs the target over chains of roots for one request, as many as `plan` may verify.
+/// Runs the target over chains for one request (a stock engine takes nothing else), as many as `plan` may verify.
 ///
 /// # Errors
 /// Whatever a kernel refuses.
@@ -62,7 +62,8 @@ fn forward(
     } = pair;
     paths.clear();
     let pages = vec![0; committed_len.div_ceil(KV_BLOCK)];
-    paths.push_segment(0, committed_len, &pages, &vec![None; num_rows])?;
+    let chain: Vec<_> = (0..num_rows).map(|row| row.checked_sub(1)).collect();
+    paths.push_segment(0, committed_len, &pages, &chain)?;
     paths.finish(device)?;
     target.forward(device, view, &vec![0; num_rows], paths, caches, None)
 }

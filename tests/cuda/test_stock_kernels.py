@@ -47,7 +47,9 @@ def test_halves_of_a_merged_projection(kind: str, width: int) -> None:
     got = kernels.round_rows(
         flat, places, 4, width, gates=flat, gate_places=gate_places, kind=kind, device="cuda"
     )
-    assert_rounded(got, gate_of(kind, merged[:, :width]) * merged[:, width:])
+    # The exponential of a gelu takes a rounded sum of up to 90.
+    arithmetic = 2e-5 if kind == "gelu_tanh" else 4e-6
+    assert_rounded(got, gate_of(kind, merged[:, :width]) * merged[:, width:], arithmetic)
 
 
 def test_normed_heads_gated_by_a_part_of_longer_rows() -> None:

@@ -106,7 +106,9 @@ impl Split {
     fn of(args: &GdnWyArgs<'_>) -> Result<Self, KernelError> {
         let (name, shape) = (GdnWy::NAME, args.shape);
         let (key_dim, value_dim, taps) = (shape.key_dim, shape.value_dim, shape.conv_kernel);
-        let max_rows = args.paths.longest_segment();
+        let segments = args.paths.segments().iter();
+        let longest = segments.map(|segment| segment.rows.len()).max();
+        let longest = longest.unwrap_or(0);
         for (argument, got, expected) in [
             (
                 "value_dim",
@@ -115,11 +117,7 @@ impl Split {
             ),
             ("key_dim", key_dim, key_dim.next_multiple_of(4).min(KEY_LEN)),
             ("conv_kernel", taps, taps.min(MAX_TAPS)),
-            (
-                "rows of a segment",
-                max_rows,
-                max_rows.min(MAX_SEGMENT_ROWS),
-            ),
+            ("rows of a segment", longest, longest.min(MAX_SEGMENT_ROWS)),
         ] {
             check_size(name, argument, got, expected)?;
         }
@@ -157,7 +155,7 @@ impl Split {
             lanes,
             num_slices,
             num_planes,
-            max_rows,
+            max_rows: args.paths.longest_segment(),
         })
     }
 
