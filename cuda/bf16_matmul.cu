@@ -1,14 +1,10 @@
 // BF16 weights times 1..32 rows, in the order of slice_sums.cuh.
-#include "row_tiles.cuh"
 #include "skinny_matmul.cuh"
 
 struct Bf16Weights {
     static constexpr u32 TILE_BYTES = TILE_CHANNELS * TILE_COLUMNS * 2;
     static constexpr u32 NOTE_BYTES = 0;
     static constexpr u32 STORED_TILE_BYTES = TILE_BYTES;
-
-    // Where byte `offset` of super-tile `within` of a slice lies in the slice.
-    __device__ __forceinline__ static u32 stored_offset(u32 offset, u32 within, u32) { return within * TILE_BYTES + offset; }
 
     // A slice that has arrived.
     struct Slice {
@@ -29,4 +25,3 @@ struct Bf16Weights {
 };
 
 SKINNY_MATMUL_KERNELS(bf16_matmul, Bf16Weights)
-ROW_TILE_KERNEL(bf16_matmul, Bf16Weights)

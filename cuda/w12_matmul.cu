@@ -2,7 +2,6 @@
 //
 // `w12_matmul_*` read both planes. `w12_matmul_q_*` read the 8-bit plane alone, the low mantissa bits at their midpoint;
 // escapes above the window are exact there, those below stay the window's smallest code.
-#include "row_tiles.cuh"
 #include "skinny_matmul.cuh"
 #include "w12_decode.cuh"
 
@@ -24,13 +23,6 @@ struct W12Weights {
     // In memory, and of that what is read.
     static constexpr u32 STORED_TILE_BYTES = PLANE8_BYTES + PLANE4_BYTES;
     static constexpr u32 TILE_BYTES = IS_EXACT ? STORED_TILE_BYTES : PLANE8_BYTES;
-
-    // Where byte `offset` of super-tile `within` of a slice of `len`, behind the slice's note, lies in the slice.
-    __device__ __forceinline__ static u32 stored_offset(u32 offset, u32 within, u32 len) {
-        if (offset < NOTE_BYTES) return offset;
-        if (offset < NOTE_BYTES + PLANE8_BYTES) return offset + within * PLANE8_BYTES;
-        return offset + (len - 1) * PLANE8_BYTES + within * PLANE4_BYTES;
-    }
 
     // A slice that has arrived.
     struct Slice {
@@ -89,5 +81,3 @@ struct W12Weights {
 
 SKINNY_MATMUL_KERNELS(w12_matmul, W12Weights<true>)
 SKINNY_MATMUL_KERNELS(w12_matmul_q, W12Weights<false>)
-ROW_TILE_KERNEL(w12_matmul, W12Weights<true>)
-ROW_TILE_KERNEL(w12_matmul_q, W12Weights<false>)

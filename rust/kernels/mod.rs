@@ -33,7 +33,6 @@ pub(crate) mod random_trees;
 pub mod rms_norm;
 pub mod rope;
 pub mod round_rows;
-mod row_tiles;
 pub mod sample_rows;
 pub mod simd;
 pub mod skinny_matmul;

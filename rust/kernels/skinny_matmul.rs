@@ -1,5 +1,4 @@
-//! Launching the CUDA matmuls of `cuda/include/skinny_matmul.cuh`, and of `row_tiles.cuh` for many rows: what
-//! `bf16_matmul` and `w12_matmul` share.
+//! Launching the CUDA matmuls of `cuda/include/skinny_matmul.cuh`: what `bf16_matmul` and `w12_matmul` share.
 //!
 //! [`SkinnyConfig`] is the one home of tile and ring sizes. It may depend on the number of rows and of matrices: how
 //! slices are shared out among blocks changes no sum, only [`SliceMap`] does, and that follows from K alone.
@@ -7,7 +6,6 @@
 use half::bf16;
 
 use super::bf16_matmul::{Epilogue, PackedBf16};
-use super::row_tiles::RowTiles;
 use super::skinny_weights::{
     OCTET, SkinnyWeights, SliceFormat, SliceMap, TILE_CHANNELS, TILE_COLUMNS,
 };
@@ -374,14 +372,6 @@ impl SkinnyMatmul<'_> {
         let scratch = device.scratch(self.sums_bytes())?;
         for products in self.products.chunks(MAX_PARTS) {
             let stack = Stack::of(products.iter().map(|product| product.weights));
-            if let Some(tiles) = self.row_tiles(stack, device.limits()) {
-                let params = MatmulParams {
-                    x: rounded,
-                    ..self.params(products, 0, self.num_rows)
-                };
-                self.launch_tiles(device, stack.format, tiles, params)?;
-                continue;
-            }
             let mut first = 0;
             while first < self.num_rows {
                 let left = self.num_rows - first;
@@ -397,29 +387,6 @@ impl SkinnyMatmul<'_> {
             }
         }
         Ok(())
-    }
-
-    fn row_tiles(&self, stack: Stack, limits: Limits) -> Option<RowTiles> {
-        let (format, num_tiles) = (stack.format, stack.num_tiles);
-        RowTiles::choose(format, self.view, num_tiles, self.num_rows, limits)
-    }
-
-    /// Launches one multiplication of many rows.
-    fn launch_tiles(
-        &self,
-        device: &CudaDevice,
-        format: SliceFormat,
-        tiles: RowTiles,
-        params: MatmulParams,
-    ) -> Result<(), DeviceError> {
-        let name = RowTiles::kernel_name(format, self.view);
-        let function = device.function(self.source(), name)?;
-        let shape = tiles.shape();
-        device.allow_shared_bytes(&function, shape.shared_bytes as usize)?;
-        let launch = Launch::new(&function, shape, device.limits().has_clusters);
-        // SAFETY: `params` mirrors the kernel's. Weights and results are as long as the shapes ask: the packer and `check`
-        // saw to that.
-        unsafe { launch.run(device, &params) }
     }
 
     fn round_rows(&self, device: &CudaDevice, x: u64, rounded: u64) -> Result<(), DeviceError> {

@@ -73,7 +73,6 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "placed_rows.cuh",
     "power_of_two.cuh",
     "row_paths.cuh",
-    "row_tiles.cuh",
     "skinny_matmul.cuh",
     "slice_sums.cuh",
     "split_product.cuh",
