@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from specpilot_rs import _cuda
-from specpilot_rs._core import Engine, ScoreRecord, check_target
+from specpilot_rs._core import PLANTED_NAMES, Engine, ScoreRecord, check_target
 from specpilot_rs.demo import DFLASH2_DIR, TARGET_DIR
 from specpilot_rs.errors import OptionError, RequestError, SpecPilotError
 from specpilot_rs.hub import model_directory
@@ -194,6 +194,10 @@ class LLM:
             "num_threads",
         )
         refuse_unknown_options(options, known, "LLM.planted")
+        if not isinstance(name, str):
+            raise OptionError(
+                f"option `planted` should be one of {', '.join(PLANTED_NAMES)}, got {shown(name)}"
+            )
         speculation = None if speculative_config is None else SpeculativeConfig.of(speculative_config)
         if speculation is not None and (speculation.model, speculation.method) != (None, None):
             raise OptionError("a planted model comes with its drafter: give neither `model` nor `method`")
@@ -217,8 +221,9 @@ class LLM:
 
         Raises:
             OptionError: The model is not planted.
+            RequestError: It is no text of token ids.
         """
-        self._engine.add_script(self._prompts.checked_ids(token_ids))
+        self._engine.add_script(self._prompts.checked_ids(token_ids, "token_ids"))
 
     def switch_speculation(
         self,
@@ -265,7 +270,12 @@ class LLM:
         Args:
             settled: From now on, wait for the GPU at the end of every stage. Each is then what it takes on
                 its own; without, what a stage gave to the GPU is waited for by the next that reads back.
+
+        Raises:
+            OptionError: `settled` is neither True nor False.
         """
+        if not isinstance(settled, bool):
+            raise OptionError(f"option `settled` should be True or False, got {shown(settled)}")
         self._engine.set_stage_clock(settled)
 
     def get_tokenizer(self) -> Tokenizer:

@@ -76,8 +76,12 @@ class PromptReader:
             decoder = TextDecoder(self._tokenizer, skip_special_tokens=params.skip_special_tokens)
         return Submission(text, checked, params, decoder, **details)
 
-    def checked_ids(self, token_ids: Sequence[int]) -> list[int]:
+    def checked_ids(self, token_ids: Sequence[int], name: str = "prompt_token_ids") -> list[int]:
         """Returns token ids as a list.
+
+        Args:
+            token_ids: What a caller gave.
+            name: The argument that errors are about.
 
         Raises:
             RequestError: They are no integers, or one lies outside the vocabulary.
@@ -85,13 +89,14 @@ class PromptReader:
         checked = integers_of(token_ids)
         if checked is None:
             raise RequestError(
-                "prompt_token_ids should be token ids, a list or array of integers, "
+                f"{name} should be token ids, a list or array of integers, "
                 f"got {type(token_ids).__name__} {shown(token_ids)}"
             )
+        one = name.removesuffix("_ids").replace("_", " ")
         for index, token in enumerate(checked):
             if not 0 <= token < self._vocab_size:
                 raise RequestError(
-                    f"prompt token {index} is {shown(token)}, outside the vocabulary of {self._vocab_size}"
+                    f"{one} {index} is {shown(token)}, outside the vocabulary of {self._vocab_size}"
                 )
         return checked
 
