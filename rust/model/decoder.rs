@@ -66,13 +66,17 @@ pub struct Decoder {
     /// One per layer, where it rotates.
     inverse_frequencies: Vec<Option<Buffer<f32>>>,
     tap_layers: Vec<usize>,
+    keeps_taps: bool,
     token_ids: Staged<u32>,
     workspace: Workspace,
     stock: Option<StockWorkspace>,
     tail: PassTail,
     head: Head,
-    graphs: Graphs<(WeightView, LaunchKey, Option<u64>)>,
+    graphs: Graphs<PassKey>,
 }
+
+/// What the launches of a pass follow from: view, rows, address of the token ids, whether taps are kept.
+type PassKey = (WeightView, LaunchKey, Option<u64>, bool);
 
 impl Decoder {
     /// A decoder for passes of up to `max_rows` rows that keeps the residual stream after each of `tap_layers` for a
@@ -107,6 +111,7 @@ impl Decoder {
             },
             tail: PassTail::new(&config, max_rows, device)?,
             tap_layers: tap_layers.to_vec(),
+            keeps_taps: true,
             token_ids: Staged::with_capacity(device, max_rows)?,
             head: Head::new(device, &weights, head, config.logit_shape, max_rows)?,
             graphs: Graphs::default(),
@@ -150,7 +155,12 @@ impl Decoder {
         &self.weights
     }
 
-    /// Residual stream after each tapped layer, `[rows, H]` each, of the last forward.
+    /// Whether forwards keep taps, as they do at first: plain decoding on an engine with a drafter reads none.
+    pub fn keep_taps(&mut self, keeps_taps: bool) {
+        self.keeps_taps = keeps_taps;
+    }
+
+    /// Residual stream after each tapped layer, `[rows, H]` each, of the last forward that kept taps.
     pub fn taps(&self) -> &[Buffer<f32>] {
         &self.workspace.taps
     }
@@ -180,7 +190,8 @@ impl Decoder {
             // Values are read on the way.
             return self.run_layers(context, probe);
         }
-        let key = (view, paths.launch_key(), self.token_ids.cuda_address());
+        let token_ids = self.token_ids.cuda_address();
+        let key = (view, paths.launch_key(), token_ids, self.keeps_taps);
         let mut graphs = std::mem::take(&mut self.graphs);
         let outcome = graphs.run(device, key, || self.run_layers(context, None));
         self.graphs = graphs;
@@ -226,7 +237,7 @@ impl Decoder {
                 }
             }
             for (tap, buffer) in self.tap_layers.iter().zip(&mut self.workspace.taps) {
-                if *tap == layer {
+                if self.keeps_taps && *tap == layer {
                     buffer.copy_from(&self.workspace.residual, num_rows * width)?;
                 }
             }

@@ -133,6 +133,22 @@ impl CudaDevice {
             .map_err(driver("reading the GPU's name"))
     }
 
+    /// The GPU's identity as `nvidia-smi` takes it, `GPU-` and 32 digits in groups: an index counts other GPUs there
+    /// than here where some are hidden.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub fn gpu_uuid(&self) -> Result<String, DeviceError> {
+        let uuid = self.context.uuid();
+        let uuid = uuid.map_err(driver("reading the GPU's identity"))?;
+        let digits = format!(
+            "{:032x}",
+            u128::from_be_bytes(uuid.bytes.map(|byte| byte as u8))
+        );
+        let [a, b, c, d, e] = [0..8, 8..12, 12..16, 16..20, 20..32].map(|group| &digits[group]);
+        Ok(format!("GPU-{a}-{b}-{c}-{d}-{e}"))
+    }
+
     /// What kernels are compiled for.
     pub fn arch(&self) -> Arch {
         self.arch
