@@ -22,6 +22,7 @@ pub mod greedy_argmax;
 mod launcher;
 pub mod lm_head_screen;
 pub mod masked_ids;
+pub mod matmul_rows;
 mod packed_bf16;
 mod packed_fp8;
 mod packed_w12;

@@ -6,6 +6,7 @@
 use half::bf16;
 
 use super::bf16_matmul::{Epilogue, PackedBf16};
+use super::matmul_rows::MatmulInput;
 use super::skinny_weights::{
     OCTET, SkinnyWeights, SliceFormat, SliceMap, TILE_CHANNELS, TILE_COLUMNS,
 };
@@ -321,12 +322,12 @@ pub(super) struct SkinnyMatmul<'a> {
 }
 
 impl SkinnyMatmul<'_> {
-    /// Multiplies fp32 rows, rounded to BF16 on the way.
+    /// Multiplies rows, rounded to BF16 on the way where they are fp32.
     ///
     /// # Errors
     /// [`KernelError::WrongDevice`], [`KernelError::Device`].
-    pub(super) fn run(&self, device: &CudaDevice, x: &Buffer<f32>) -> Result<(), KernelError> {
-        let x = x.cuda_address().ok_or(KernelError::WrongDevice {
+    pub(super) fn run(&self, device: &CudaDevice, x: MatmulInput<'_>) -> Result<(), KernelError> {
+        let at = x.cuda_address().ok_or(KernelError::WrongDevice {
             kernel: self.kernel,
             argument: "x",
             expected: "cuda",
@@ -334,11 +335,14 @@ impl SkinnyMatmul<'_> {
         if self.num_rows == 0 || self.products.is_empty() {
             return Ok(());
         }
-        self.launch_all(device, x)
-            .map_err(|source| KernelError::Device {
-                kernel: self.kernel,
-                source,
-            })
+        match x {
+            MatmulInput::Values(_) => self.launch_all(device, at),
+            MatmulInput::Rows(_) => self.launch_rounded(device, at),
+        }
+        .map_err(|source| KernelError::Device {
+            kernel: self.kernel,
+            source,
+        })
     }
 
     fn launch_all(&self, device: &CudaDevice, x: u64) -> Result<(), DeviceError> {

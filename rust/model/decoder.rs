@@ -12,9 +12,10 @@ use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Epilogue, Product};
 use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
 use crate::kernels::lm_head_screen::{HeadScores, ScreenedHead};
+use crate::kernels::matmul_rows::MatmulInput;
 use crate::kernels::paths::{LaunchKey, RowPaths};
 use crate::kernels::placed_rows::PlacedRows;
-use crate::kernels::rms_norm::{NormEpilogue, RmsNorm, RmsNormArgs};
+use crate::kernels::rms_norm::{NormOutput, RmsNorm, RmsNormArgs};
 use crate::kernels::sample_rows::RowSampler;
 use crate::kernels::tree_attention;
 use crate::kernels::w12_matmul::WeightView;
@@ -262,7 +263,8 @@ impl Decoder {
     fn embed(&mut self, device: &Device, num_rows: usize) -> Result<(), KernelError> {
         let workspace = &mut self.workspace;
         let embedded = match self.config.embedding_norm {
-            true => &mut workspace.normed,
+            // Free until the pass ends.
+            true => &mut workspace.hidden,
             false => &mut workspace.residual,
         };
         EmbedRows::run(
@@ -280,15 +282,14 @@ impl Decoder {
         RmsNorm::run(
             device,
             RmsNormArgs {
-                x: &workspace.normed,
+                x: &workspace.hidden,
                 x_offset: 0,
                 x_stride: self.config.hidden_size,
                 num_vectors: num_rows,
                 width: self.config.hidden_size,
                 weight: None,
                 eps: self.config.rms_norm_eps,
-                epilogue: NormEpilogue::Store,
-                y: &mut workspace.residual,
+                y: (&mut workspace.residual).into(),
             },
         )
     }
@@ -411,10 +412,10 @@ pub(super) struct PostNorm<'a> {
 
 impl LayerContext<'_> {
     /// `y = x Wᵀ` or `y += x Wᵀ` for all rows.
-    pub(super) fn multiply(
+    pub(super) fn multiply<'a>(
         &self,
         weight: &Linear,
-        x: &Buffer<f32>,
+        x: impl Into<MatmulInput<'a>>,
         y: &mut Buffer<f32>,
         epilogue: Epilogue,
     ) -> Result<(), KernelError> {
@@ -424,7 +425,7 @@ impl LayerContext<'_> {
     /// `y = x Wᵀ` of several matrices of one K, for all rows.
     pub(super) fn multiply_together<'a>(
         &self,
-        x: &'a Buffer<f32>,
+        x: impl Into<MatmulInput<'a>>,
         products: impl IntoIterator<Item = (&'a Linear, &'a mut Buffer<f32>)>,
     ) -> Result<(), KernelError> {
         let products = products
@@ -435,10 +436,10 @@ impl LayerContext<'_> {
     }
 
     /// Ends a sublayer: adds `x Wᵀ`, through `post_norm` where there is one, to `residual`. `sublayer` is scratch.
-    pub(super) fn add_to_residual(
+    pub(super) fn add_to_residual<'a>(
         &self,
         weight: &Linear,
-        x: &Buffer<f32>,
+        x: impl Into<MatmulInput<'a>>,
         post_norm: Option<PostNorm<'_>>,
         sublayer: &mut Buffer<f32>,
         residual: &mut Buffer<f32>,
@@ -462,8 +463,10 @@ impl LayerContext<'_> {
                 width: self.config.hidden_size,
                 weight: Some(norm),
                 eps,
-                epilogue: NormEpilogue::AddToOutput { factor },
-                y: residual,
+                y: NormOutput::AddTo {
+                    y: residual,
+                    factor,
+                },
             },
         )
     }
@@ -490,7 +493,7 @@ impl LayerContext<'_> {
         self.norm(
             &workspace.residual,
             &weights.input_norm,
-            &mut workspace.normed,
+            &mut workspace.rows,
         )?;
         match (&weights.mixer, &self.config.layers[layer], tail) {
             (
@@ -512,33 +515,29 @@ impl LayerContext<'_> {
             }
             _ => unreachable!("tails are built from the config that the weights were loaded by"),
         }
-        self.norm(
-            &workspace.residual,
-            &weights.mlp_norm,
-            &mut workspace.normed,
-        )?;
+        self.norm(&workspace.residual, &weights.mlp_norm, &mut workspace.rows)?;
         weights.mlp.activate(
             self.view,
             self.device,
-            &workspace.normed,
+            &mut workspace.rows,
             self.num_rows,
             &mut workspace.gate,
             &mut workspace.up,
         )?;
         self.add_to_residual(
             &weights.mlp.down_proj,
-            &workspace.up,
+            &workspace.rows,
             behind_mlp,
             &mut workspace.sublayer,
             &mut workspace.residual,
         )
     }
 
-    fn norm(
+    fn norm<'a>(
         &self,
-        x: &Buffer<f32>,
-        weight: &Buffer<f32>,
-        y: &mut Buffer<f32>,
+        x: &'a Buffer<f32>,
+        weight: &'a Buffer<f32>,
+        y: impl Into<NormOutput<'a>>,
     ) -> Result<(), KernelError> {
         RmsNorm::run(
             self.device,
@@ -550,8 +549,7 @@ impl LayerContext<'_> {
                 width: self.config.hidden_size,
                 weight: Some(weight),
                 eps: self.config.rms_norm_eps,
-                epilogue: NormEpilogue::Store,
-                y,
+                y: y.into(),
             },
         )
     }

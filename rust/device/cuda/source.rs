@@ -63,6 +63,7 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "gdn_values.cuh",
     "loads.cuh",
     "logit_keys.cuh",
+    "matmul_rows.cuh",
     "matrix_loads.cuh",
     "mma.cuh",
     "octet_sums.cuh",
