@@ -17,7 +17,7 @@ use half::bf16;
 use super::channel_tasks::for_each_channel_task;
 pub use super::packed_bf16::PackedBf16;
 use super::simd::{self, Isa, LANES, Lanes, Task};
-use super::skinny_matmul::{SkinnyMatmul, SkinnyProduct};
+use super::skinny_matmul::{RowFormat, SkinnyMatmul, SkinnyProduct};
 use super::w12_matmul::WeightView;
 use super::{Kernel, check_len, check_size};
 use crate::device::cuda::CudaDevice;
@@ -88,6 +88,7 @@ impl Kernel for Bf16Matmul {
             kernel: Self::NAME,
             products: &products.collect::<Result<Vec<_>, _>>()?,
             view: WeightView::Exact,
+            rows: RowFormat::Bf16,
             num_rows: args.num_rows,
             epilogue: args.epilogue,
         };

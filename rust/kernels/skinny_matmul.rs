@@ -1,4 +1,5 @@
-//! Launching the CUDA matmuls of `cuda/include/skinny_matmul.cuh`: what `bf16_matmul` and `w12_matmul` share.
+//! Launching the CUDA matmuls of `cuda/include/skinny_matmul.cuh`: what `bf16_matmul`, `w12_matmul` and
+//! `fp8_matmul` share.
 //!
 //! [`SkinnyConfig`] is the one home of tile and ring sizes. It may depend on the number of rows and of matrices: how
 //! slices are shared out among blocks changes no sum, only [`SliceMap`] does, and that follows from K alone.
@@ -6,6 +7,7 @@
 use half::bf16;
 
 use super::bf16_matmul::{Epilogue, PackedBf16};
+use super::packed_fp8::PackedFp8;
 use super::skinny_weights::{
     OCTET, SkinnyWeights, SliceFormat, SliceMap, TILE_CHANNELS, TILE_COLUMNS,
 };
@@ -45,7 +47,17 @@ impl Stack {
             num_tiles: 0,
         };
         for matrix in matrices {
-            stack.format = matrix.format;
+            stack.format = match (stack.format, matrix.format) {
+                (
+                    SliceFormat::Fp8 {
+                        has_short_scales: all,
+                    },
+                    SliceFormat::Fp8 { has_short_scales },
+                ) => SliceFormat::Fp8 {
+                    has_short_scales: all && has_short_scales,
+                },
+                (_, format) => format,
+            };
             stack.in_features = matrix.in_features;
             stack.num_tiles += matrix.out_features.div_ceil(TILE_CHANNELS);
         }
@@ -102,8 +114,8 @@ impl SkinnyConfig {
         let row_groups = num_rows.div_ceil(8);
         let num_groups = map.num_octets / block_octets;
         // Measured on an H200: above 16 rows W12's warps have no time to spare for a cluster's exchange, unless the
-        // matrix is so small that its end is most of it.
-        let is_tight = stack.format == SliceFormat::W12 && row_groups > 2;
+        // matrix is so small that its end is most of it. FP8 decodes with as many instructions.
+        let is_tight = stack.format != SliceFormat::Bf16 && row_groups > 2;
         let in_cluster = limits.has_clusters
             && (2..=8).contains(&num_groups)
             && (!is_tight || stack.num_tiles <= limits.num_multiprocessors);
@@ -141,11 +153,19 @@ impl SkinnyConfig {
     }
 
     /// The kernel of this shape.
-    fn kernel_name(&self, format: SliceFormat, view: WeightView) -> String {
-        let stem = match (format, view) {
-            (SliceFormat::Bf16, _) => "bf16_matmul",
-            (SliceFormat::W12, WeightView::Exact) => "w12_matmul",
-            (SliceFormat::W12, WeightView::Q) => "w12_matmul_q",
+    fn kernel_name(&self, format: SliceFormat, view: WeightView, rows: RowFormat) -> String {
+        let stem = match (format, view, rows) {
+            (SliceFormat::Bf16, ..) => "bf16_matmul",
+            (SliceFormat::W12, WeightView::Exact, _) => "w12_matmul",
+            (SliceFormat::W12, WeightView::Q, _) => "w12_matmul_q",
+            (SliceFormat::Fp8 { .. }, _, RowFormat::E4m3) => "fp8_w8a8_matmul",
+            (
+                SliceFormat::Fp8 {
+                    has_short_scales: true,
+                },
+                ..,
+            ) => "fp8_matmul_short",
+            (SliceFormat::Fp8 { .. }, ..) => "fp8_matmul",
         };
         let octets = if self.block_octets == 2 { "_2" } else { "" };
         format!("{stem}_{}{octets}", 8 * self.row_groups)
@@ -194,6 +214,36 @@ struct RoundRowsParams {
     in_features: u32,
 }
 
+/// How a matmul takes activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RowFormat {
+    /// Rounded to BF16.
+    Bf16,
+    /// Rounded to E4M3 by groups of 128 columns, with their scales behind them.
+    E4m3,
+}
+
+impl RowFormat {
+    /// Bytes of a row of so many columns.
+    fn row_bytes(self, in_features: usize) -> usize {
+        let padded = in_features.next_multiple_of(TILE_COLUMNS);
+        match self {
+            Self::Bf16 => padded * size_of::<bf16>(),
+            Self::E4m3 => {
+                padded + (in_features.div_ceil(128) * size_of::<f32>()).next_multiple_of(16)
+            }
+        }
+    }
+
+    /// The kernel that makes them of fp32 rows.
+    fn entry(self) -> &'static str {
+        match self {
+            Self::Bf16 => "round_rows",
+            Self::E4m3 => "quantise_rows",
+        }
+    }
+}
+
 /// Activations on a GPU as its matmuls take them: BF16, each row padded with zeros to whole super-tiles.
 #[derive(Clone, Debug)]
 pub struct RoundedRows {
@@ -231,13 +281,15 @@ impl RoundedRows {
     }
 }
 
-/// Weights of either format, for [`multiply_rounded`].
+/// Weights of any format, for [`multiply_rounded`].
 #[derive(Clone, Copy, Debug)]
 pub enum RoundedWeights<'a> {
     /// BF16.
     Bf16(&'a PackedBf16),
     /// W12, all of it or its 8-bit view.
     W12(&'a PackedW12, WeightView),
+    /// FP8, multiplied by rows as they are.
+    Fp8(&'a PackedFp8),
 }
 
 /// `y = x wᵀ`, or `y += x wᵀ`, for the first `num_rows` of `x`: the matmul alone, without rounding on the way.
@@ -255,6 +307,7 @@ pub fn multiply_rounded(
     let (kernel, weights, view) = match weights {
         RoundedWeights::Bf16(weights) => ("bf16_matmul", &weights.cuda, WeightView::Exact),
         RoundedWeights::W12(weights, view) => ("w12_matmul", &weights.cuda, view),
+        RoundedWeights::Fp8(weights) => ("fp8_matmul", &weights.cuda, WeightView::Exact),
     };
     let on_cuda = |argument| KernelError::WrongDevice {
         kernel,
@@ -274,6 +327,7 @@ pub fn multiply_rounded(
         kernel,
         products: &[product],
         view,
+        rows: RowFormat::Bf16,
         num_rows,
         epilogue,
     };
@@ -316,12 +370,13 @@ pub(super) struct SkinnyMatmul<'a> {
     pub(super) kernel: &'static str,
     pub(super) products: &'a [SkinnyProduct<'a>],
     pub(super) view: WeightView,
+    pub(super) rows: RowFormat,
     pub(super) num_rows: usize,
     pub(super) epilogue: Epilogue,
 }
 
 impl SkinnyMatmul<'_> {
-    /// Multiplies fp32 rows, rounded to BF16 on the way.
+    /// Multiplies fp32 rows, rounded on the way.
     ///
     /// # Errors
     /// [`KernelError::WrongDevice`], [`KernelError::Device`].
@@ -356,7 +411,7 @@ impl SkinnyMatmul<'_> {
 
     /// Bytes of a row of activations as the matmul takes it.
     fn rounded_row_bytes(&self) -> usize {
-        self.in_features().next_multiple_of(TILE_COLUMNS) * size_of::<bf16>()
+        self.rows.row_bytes(self.in_features())
     }
 
     /// Scratch for the octet sums of one launch.
@@ -390,7 +445,7 @@ impl SkinnyMatmul<'_> {
     }
 
     fn round_rows(&self, device: &CudaDevice, x: u64, rounded: u64) -> Result<(), DeviceError> {
-        let function = device.function(self.source(), "round_rows")?;
+        let function = device.function(self.source(), self.rows.entry())?;
         let num_values = self.num_rows * self.in_features();
         let shape = Shape {
             num_blocks: num_values.div_ceil(512).min(1024) as u32,
@@ -464,7 +519,7 @@ impl SkinnyMatmul<'_> {
     ) -> Result<(), DeviceError> {
         let limits = device.limits();
         let config = SkinnyConfig::choose(stack, self.view, params.num_rows as usize, limits);
-        let name = config.kernel_name(stack.format, self.view);
+        let name = config.kernel_name(stack.format, self.view, self.rows);
         let function = device.function(self.source(), &name)?;
         device.allow_shared_bytes(&function, config.shared_bytes)?;
         let mut shape = Shape {
@@ -512,6 +567,10 @@ mod tests {
             let bf16 = SkinnyWeights::of_bf16(&device, 16, in_features, |_, _| {}).unwrap();
             let mut w12 = bf16.clone();
             w12.format = SliceFormat::W12;
+            let mut fp8 = bf16.clone();
+            fp8.format = SliceFormat::Fp8 {
+                has_short_scales: false,
+            };
             for (block_shared_bytes, has_clusters) in BLOCK_SHARED_BYTES {
                 let limits = Limits {
                     num_multiprocessors: 132,
@@ -522,6 +581,7 @@ mod tests {
                     (&bf16, WeightView::Exact),
                     (&w12, WeightView::Exact),
                     (&w12, WeightView::Q),
+                    (&fp8, WeightView::Exact),
                 ] {
                     let stack = Stack::of([weights, weights].into_iter());
                     for num_rows in 1..=MAX_ROWS {
