@@ -16,8 +16,9 @@ use half::bf16;
 
 use super::channel_tasks::for_each_channel_task;
 pub use super::packed_bf16::PackedBf16;
+use super::row_format::RowFormat;
 use super::simd::{self, Isa, LANES, Lanes, Task};
-use super::skinny_matmul::{RowFormat, SkinnyMatmul, SkinnyProduct};
+use super::skinny_matmul::{SkinnyMatmul, SkinnyProduct};
 use super::w12_matmul::WeightView;
 use super::{Kernel, check_len, check_size};
 use crate::device::cuda::CudaDevice;

@@ -8,6 +8,7 @@ use half::bf16;
 
 use super::bf16_matmul::{Epilogue, PackedBf16};
 use super::packed_fp8::PackedFp8;
+use super::row_format::RowFormat;
 use super::skinny_weights::{
     OCTET, SkinnyWeights, SliceFormat, SliceMap, TILE_CHANNELS, TILE_COLUMNS,
 };
@@ -212,36 +213,6 @@ struct RoundRowsParams {
     rounded: u64,
     num_rows: u32,
     in_features: u32,
-}
-
-/// How a matmul takes activations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RowFormat {
-    /// Rounded to BF16.
-    Bf16,
-    /// Rounded to E4M3 by groups of 128 columns, with their scales behind them.
-    E4m3,
-}
-
-impl RowFormat {
-    /// Bytes of a row of so many columns.
-    fn row_bytes(self, in_features: usize) -> usize {
-        let padded = in_features.next_multiple_of(TILE_COLUMNS);
-        match self {
-            Self::Bf16 => padded * size_of::<bf16>(),
-            Self::E4m3 => {
-                padded + (in_features.div_ceil(128) * size_of::<f32>()).next_multiple_of(16)
-            }
-        }
-    }
-
-    /// The kernel that makes them of fp32 rows.
-    fn entry(self) -> &'static str {
-        match self {
-            Self::Bf16 => "round_rows",
-            Self::E4m3 => "quantise_rows",
-        }
-    }
 }
 
 /// Activations on a GPU as its matmuls take them: BF16, each row padded with zeros to whole super-tiles.

@@ -9,7 +9,8 @@ use super::{Activations, Fp8Matmul, Fp8MatmulArgs, Fp8Scales};
 use crate::device::Device;
 use crate::device::cuda::CudaDevice;
 use crate::error::{DeviceError, KernelError};
-use crate::kernels::skinny_matmul::{RowFormat, SkinnyMatmul, SkinnyProduct};
+use crate::kernels::row_format::RowFormat;
+use crate::kernels::skinny_matmul::{SkinnyMatmul, SkinnyProduct};
 use crate::kernels::skinny_weights::{
     FP8_NOTE_BYTES, SkinnyWeights, SliceFormat, SliceMap, TILE_CHANNELS, TILE_COLUMNS,
 };
@@ -174,4 +175,93 @@ impl Fp8Codes<'_> {
 fn is_short(scale: f32) -> bool {
     let bits = scale.to_bits();
     bits & 0xFFFF == 0 && SHORT_EXPONENTS.contains(&(bits >> 23 & 0xFF))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Code and scale of a weight, and whether its channel's note says that a code is no number, as a lane finds them.
+    fn look_up(slices: &[u8], k: usize, row: usize, column: usize) -> (u8, f32, bool) {
+        let map = SliceMap::of(k);
+        let super_tile_bytes = TILE_CHANNELS * TILE_COLUMNS;
+        let tile_bytes = map.k_tiles * super_tile_bytes + map.num_slices() * FP8_NOTE_BYTES;
+        let (tile, channel) = (row / TILE_CHANNELS, row % TILE_CHANNELS);
+        let k_tile = column / TILE_COLUMNS;
+        let slice = (0..map.num_slices())
+            .find(|&slice| map.span(slice).contains(&k_tile))
+            .unwrap();
+        let first = map.span(slice).start;
+        let note = &slices[tile * tile_bytes + slice * FP8_NOTE_BYTES + first * super_tile_bytes..];
+        let word = |at: usize| u32::from_le_bytes(note[at..at + 4].try_into().unwrap());
+        let (lane, half) = (channel % 8 * 4 + column % 64 / 16, channel / 8);
+        let codes = &note[FP8_NOTE_BYTES + (k_tile - first) * super_tile_bytes..];
+        let place = match word(64) {
+            0 => channel,
+            _ => k_tile - first,
+        };
+        (
+            codes[half * 512 + lane * 16 + column % 16],
+            f32::from_bits(word(4 * place)),
+            word(68) >> channel & 1 == 1,
+        )
+    }
+
+    #[test]
+    fn lanes_find_their_codes_and_scales() {
+        for (n, k) in [(16, 64), (37, 300), (130, 2560), (20, 5200)] {
+            for [block_rows, block_columns] in [[128, 128], [1, k], [n, k], [16, 192]] {
+                let grid_columns = k.div_ceil(block_columns);
+                let scale_of = |row: usize, column: usize| {
+                    (row / block_rows * grid_columns + column / block_columns) as f32 + 0.5
+                };
+                let num_scales = n.div_ceil(block_rows) * grid_columns;
+                let scales = Fp8Scales {
+                    values: (0..num_scales).map(|i| i as f32 + 0.5).collect(),
+                    block_rows,
+                    block_columns,
+                };
+                let mut codes: Vec<u8> = (0..n * k).map(|i| (i * 37 % 127) as u8).collect();
+                codes[3 * k + 5] = 0xFF;
+                codes[15 * k + k - 1] = 0x7F;
+                let matrix = Fp8Codes {
+                    codes: &codes,
+                    out_features: n,
+                    in_features: k,
+                    scales: &scales,
+                };
+                let slices = matrix.slices();
+                let format = SliceFormat::Fp8 {
+                    has_short_scales: true,
+                };
+                let words = SkinnyWeights::bytes_of(format, n, k, 0) - slices.len();
+                assert_eq!(words, size_of::<u32>(), "the one start of escapes");
+                for row in 0..n {
+                    for column in 0..k {
+                        let (code, scale, _) = look_up(&slices, k, row, column);
+                        assert_eq!(code, codes[row * k + column], "{row} {column}");
+                        assert_eq!(scale, scale_of(row, column), "{row} {column}");
+                    }
+                }
+                assert!(look_up(&slices, k, 3, 5).2 && look_up(&slices, k, 15, k - 1).2);
+                assert!(!look_up(&slices, k, 4, 5).2 && !look_up(&slices, k, 2, k - 1).2);
+            }
+        }
+    }
+
+    #[test]
+    fn short_scales_are_bf16_numbers_of_middling_size() {
+        for (scale, expected) in [
+            (1.0, true),
+            (-0.007_812_5, true),
+            (255.0, true),
+            (256.0, false),
+            (0.0, false),
+            (1e-31, false),
+            (1.0 / 3.0, false),
+            (f32::NAN, false),
+        ] {
+            assert_eq!(is_short(scale), expected, "{scale}");
+        }
+    }
 }
