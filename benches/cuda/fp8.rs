@@ -1,8 +1,8 @@
 //! FP8 matrices at 27B shapes: rows as they are, with scales of BF16 and of 24 bits, and rows rounded to E4M3, which is
-//! part of its time; against cuBLASLt on BF16.
+//! part of its time; against cuBLASLt on BF16, and on E4M3 without scales.
 
 use serde_json::{Value, json};
-use specpilot_rs::device::cuda::CudaDevice;
+use specpilot_rs::device::cuda::{CudaDevice, LtValues};
 use specpilot_rs::device::{Buffer, Device};
 use specpilot_rs::kernels::Kernel;
 use specpilot_rs::kernels::bf16_matmul::{Epilogue, PackedBf16, Product};
@@ -11,7 +11,7 @@ use specpilot_rs::kernels::fp8_matmul::{
 };
 use specpilot_rs::kernels::skinny_matmul::{RoundedRows, RoundedWeights, multiply_rounded};
 
-use super::planted::{activations, gaussian, rows_bf16};
+use super::planted::{activations, address, gaussian, rows_bf16};
 use super::{CHECKED_ROWS, LtRun, ROTATED_BYTES, TIMED_ROWS, timing};
 
 /// Name, channels, columns.
@@ -77,17 +77,36 @@ fn bench_matrix(device: &Device, cuda: &CudaDevice, name: &str, n: usize, k: usi
     let lt_rows: Vec<_> = (0..num_copies as u32)
         .map(|seed| rows_bf16(device, n, k, seed))
         .collect();
+    let lt_codes: Vec<_> = (0..num_copies as u64)
+        .map(|seed| {
+            device
+                .buffer_of(&matrix(n, k, seed, true).0)
+                .expect("room for codes")
+        })
+        .collect();
+    let x_codes = device
+        .buffer_of(&matrix(64, k, 1, true).0)
+        .expect("room for activations");
     let mut results = Vec::new();
     for num_rows in TIMED_ROWS {
-        let baseline = LtRun {
-            out_features: n,
-            in_features: k,
-            num_rows,
-        }
-        .best_us(device, cuda, &lt_rows, &x);
+        let lt_us = |values, copies: Vec<u64>, x| {
+            let run = LtRun {
+                out_features: n,
+                in_features: k,
+                num_rows,
+                values,
+            };
+            run.best_us(device, cuda, &copies, x)
+        };
+        let rows = lt_rows.iter().map(address).collect();
+        let baseline = lt_us(LtValues::Bf16, rows, address(x.values()));
+        let codes = lt_codes.iter().map(address).collect();
+        let fp8_baseline = lt_us(LtValues::E4m3, codes, address(&x_codes));
         let mut line = format!("  {num_rows:2} rows");
-        if let Some(us) = baseline {
-            line += &format!("  cublaslt bf16 {us:6.1} us");
+        for (label, us) in [("bf16", baseline), ("e4m3", fp8_baseline)] {
+            if let Some(us) = us {
+                line += &format!("  cublaslt {label} {us:6.1} us");
+            }
         }
         let mut report = |label: &str, us: f64| {
             let num_bytes = short[0].num_bytes();
@@ -97,7 +116,7 @@ fn bench_matrix(device: &Device, cuda: &CudaDevice, name: &str, n: usize, k: usi
             );
             results.push(json!({
                 "matrix": name, "out_features": n, "in_features": k, "rows": num_rows, "kernel": label, "us": us,
-                "bytes": num_bytes, "cublaslt_us": baseline, "ratio": baseline.map(|baseline| baseline / us),
+                "bytes": num_bytes, "cublaslt_us": baseline, "cublaslt_e4m3_us": fp8_baseline, "ratio": baseline.map(|baseline| baseline / us),
             }));
         };
         for (label, copies) in [("fp8", &short), ("fp8_whole_scales", &whole)] {

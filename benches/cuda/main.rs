@@ -18,12 +18,9 @@ mod stock;
 mod timing;
 mod tree_attention;
 
-use std::borrow::Borrow;
-
-use half::bf16;
-use planted::{Planted, activations};
+use planted::{Planted, activations, address};
 use serde_json::{Value, json};
-use specpilot_rs::device::cuda::{CudaDevice, LtOperands, LtProduct, LtShape};
+use specpilot_rs::device::cuda::{CudaDevice, LtOperands, LtProduct, LtShape, LtValues};
 use specpilot_rs::device::{Buffer, Device};
 use specpilot_rs::kernels::bf16_matmul::Epilogue;
 use specpilot_rs::kernels::skinny_matmul::{RoundedRows, RoundedWeights, multiply_rounded};
@@ -134,15 +131,16 @@ fn bench_matrix(device: &Device, cuda: &CudaDevice, name: &str, n: usize, k: usi
     println!("{name} {n} x {k}: bits agree; escapes {escape_rate:.1e}");
     let mut y = device.try_alloc::<f32>(64 * n).expect("room for results");
     let num_calls = if n > 100_000 { 4 } else { 24 };
-    let rows: Vec<_> = copies.iter().map(|copy| &copy.rows).collect();
+    let rows: Vec<_> = copies.iter().map(|copy| address(&copy.rows)).collect();
     let mut results = Vec::new();
     for num_rows in TIMED_ROWS {
         let baseline = LtRun {
             out_features: n,
             in_features: k,
             num_rows,
+            values: LtValues::Bf16,
         }
-        .best_us(device, cuda, &rows, &x);
+        .best_us(device, cuda, &rows, address(x.values()));
         let mut line = format!("  {num_rows:2} rows");
         if let Some(us) = baseline {
             line += &format!("  cublaslt {us:6.1} us");
@@ -170,22 +168,18 @@ fn bench_matrix(device: &Device, cuda: &CudaDevice, name: &str, n: usize, k: usi
     results
 }
 
-/// A product of cuBLASLt, BF16 to BF16.
+/// A product of cuBLASLt, to BF16.
 struct LtRun {
     out_features: usize,
     in_features: usize,
     num_rows: usize,
+    values: LtValues,
 }
 
 impl LtRun {
-    /// Microseconds of its fastest algorithm over `copies` of row-major weights, where cuBLASLt is there.
-    fn best_us<B: Borrow<Buffer<bf16>>>(
-        &self,
-        device: &Device,
-        cuda: &CudaDevice,
-        copies: &[B],
-        x: &RoundedRows,
-    ) -> Option<f64> {
+    /// Microseconds of its fastest algorithm over copies of row-major weights, all by their addresses; `None` where there
+    /// is no cuBLASLt, or it does not serve the shape.
+    fn best_us(&self, device: &Device, cuda: &CudaDevice, copies: &[u64], x: u64) -> Option<f64> {
         let lt = cuda.cublaslt().ok()?;
         let n = self.out_features;
         let y = device.try_alloc::<u16>(64 * n).expect("room for results");
@@ -193,16 +187,16 @@ impl LtRun {
             out_features: n,
             in_features: self.in_features,
             num_rows: self.num_rows,
+            values: self.values,
             rounds: true,
             adds_to_output: false,
         };
-        let matmul = LtProduct::new(lt, shape).expect("a description");
-        let at = |address: Option<u64>| address.expect("a buffer on the GPU");
+        let matmul = LtProduct::new(lt, shape).ok()?;
         let run = |candidate: usize, copy: usize| {
             let operands = LtOperands {
-                weights: at(copies[copy].borrow().cuda_address()),
-                x: at(x.values().cuda_address()),
-                y: at(y.cuda_address()),
+                weights: copies[copy],
+                x,
+                y: address(&y),
             };
             // SAFETY: weights, activations and result lie on the GPU and have the sizes of the shape.
             unsafe { matmul.run(lt, cuda, candidate, operands) }.is_ok()
@@ -215,7 +209,7 @@ impl LtRun {
                     run(i, call % copies.len());
                 })
             });
-        Some(times.fold(f64::INFINITY, f64::min))
+        times.reduce(f64::min)
     }
 }
 

@@ -48,7 +48,8 @@ fn cuda(device: &Device) -> &CudaDevice {
     }
 }
 
-fn address<T: specpilot_rs::device::Element>(buffer: &Buffer<T>) -> u64 {
+/// Where a buffer lies on the GPU.
+pub fn address<T: specpilot_rs::device::Element>(buffer: &Buffer<T>) -> u64 {
     buffer.cuda_address().expect("a buffer on the GPU")
 }
 

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use super::fp8_matmul::launch::Fp8Codes;
 use super::simd::LANES;
-use super::skinny_weights::{SkinnyWeights, SliceFormat};
+use super::skinny_weights::{CudaParts, SkinnyWeights, SliceFormat};
 use crate::device::{Backend, Buffer, Device};
 use crate::error::KernelError;
 
@@ -59,6 +59,18 @@ pub(super) fn round_to_e4m3(x: f32) -> f32 {
     let bits = clamped.to_bits();
     let rounded = bits + 0x7_FFFF + ((bits >> 20) & 1);
     f32::from_bits(rounded & 0xFFF0_0000)
+}
+
+/// The code of [`round_to_e4m3`]; `x` is a number.
+pub(super) fn code_of(x: f32) -> u8 {
+    let rounded = round_to_e4m3(x);
+    let magnitude = rounded.abs();
+    let code = if magnitude < 0.015_625 {
+        (magnitude * 512.0) as u32
+    } else {
+        (magnitude.to_bits() >> 20) - (120 << 3)
+    };
+    code as u8 | u8::from(rounded.is_sign_negative()) << 7
 }
 
 /// Scales of a matrix `[rows, columns]`: one for every block, blocks row by row.
@@ -202,6 +214,29 @@ impl PackedFp8 {
         })
     }
 
+    /// A matrix that was written on the device, in the layout of `fp8_matmul::launch`, with a scale of BF16 for each row.
+    ///
+    /// # Panics
+    /// Panics if `slices` are shorter than the shape needs.
+    pub(super) fn from_cuda_parts(
+        out_features: usize,
+        in_features: usize,
+        parts: CudaParts,
+    ) -> Self {
+        let format = SliceFormat::Fp8 {
+            has_short_scales: true,
+        };
+        let cuda = SkinnyWeights::from_parts(format, out_features, in_features, parts);
+        Self {
+            tiles: Buffer::zeroed(0),
+            lane_scales: Buffer::zeroed(0),
+            cuda: Some(cuda),
+            block_columns: in_features,
+            out_features,
+            in_features,
+        }
+    }
+
     /// Bytes of a packed matrix of this shape with scales for blocks of so many columns, for planning memory before
     /// there is one.
     pub fn num_bytes_of(
@@ -281,6 +316,7 @@ mod tests {
         let finite = |code: &u8| !value_of(*code).is_nan();
         for code in (0..=255_u8).filter(finite) {
             assert_eq!(round_to_e4m3(value_of(code)), value_of(code));
+            assert_eq!(code_of(value_of(code)), code);
         }
     }
 

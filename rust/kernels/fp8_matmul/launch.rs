@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn lanes_find_their_codes_and_scales() {
-        for (n, k) in [(16, 64), (37, 300), (130, 2560), (20, 5200)] {
+        for (n, k) in [(16_usize, 64_usize), (37, 300), (130, 2560), (20, 5200)] {
             for [block_rows, block_columns] in [[128, 128], [1, k], [n, k], [16, 192]] {
                 let grid_columns = k.div_ceil(block_columns);
                 let scale_of = |row: usize, column: usize| {
