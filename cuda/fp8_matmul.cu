@@ -28,7 +28,7 @@ struct Fp8Weights : Fp8Layout {
 #pragma unroll
             for (u32 fragment = 0; fragment < 4; fragment++) {
                 u32 low, high;
-                spread_codes(words[fragment], low, high);
+                Scale::spread(words[fragment], low, high);
                 a[fragment][first] = scale.scaled(low), a[fragment][first + 2] = scale.scaled(high);
             }
         }

@@ -20,17 +20,33 @@ __device__ __forceinline__ u32 multiply_bf16(u32 a, u32 b) {
     return product;
 }
 
-// A scale, ready for scaled_codes: any, whose products are rounded to fp32 and then to BF16.
+// Any scale: products are rounded to fp32 and then to BF16. A `pair` is two codes on their way to BF16 numbers.
 struct WholeScale {
     float scale;
 
     __device__ __forceinline__ explicit WholeScale(u32 bits) : scale(__uint_as_float(bits)) {}
 
-    __device__ __forceinline__ float value(u32 tiny) const {
+#if __CUDA_ARCH__ >= 890
+    // Every code is an FP16 number.
+    __device__ __forceinline__ static void spread(u32 codes, u32& low, u32& high) {
+        asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.rn.f16x2.e4m3x2 %0, a; cvt.rn.f16x2.e4m3x2 %1, b; }"
+            : "=r"(low), "=r"(high) : "r"(codes));
+    }
+
+    __device__ __forceinline__ u32 scaled(u32 pair) const {
+        float low, high;
+        asm("{ .reg .f16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b; }" : "=f"(low), "=f"(high) : "r"(pair));
+        return pack_bf16(__fmul_rn(low, scale), __fmul_rn(high, scale));
+    }
+#else
+    __device__ __forceinline__ static void spread(u32 codes, u32& low, u32& high) { spread_codes(codes, low, high); }
+
+    __device__ __forceinline__ float product(u32 tiny) const {
         return __fmul_rn(__fmul_rn(__uint_as_float(tiny), 0x1p120f), scale);
     }
 
-    __device__ __forceinline__ u32 scaled(u32 tiny) const { return pack_bf16(value(tiny << 16), value(tiny & 0xFFFF0000)); }
+    __device__ __forceinline__ u32 scaled(u32 pair) const { return pack_bf16(product(pair << 16), product(pair & 0xFFFF0000)); }
+#endif
 };
 
 // A scale that is itself a BF16 number, and neither so large nor so small that a product could leave BF16's normal
@@ -39,6 +55,8 @@ struct ShortScale {
     u32 pair;
 
     __device__ __forceinline__ explicit ShortScale(u32 bits) : pair(__byte_perm(bits, 0, 0x3232) + (120u << 23 | 120u << 7)) {}
+
+    __device__ __forceinline__ static void spread(u32 codes, u32& low, u32& high) { spread_codes(codes, low, high); }
 
     __device__ __forceinline__ u32 scaled(u32 tiny) const { return multiply_bf16(tiny, pair); }
 };

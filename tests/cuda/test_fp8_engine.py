@@ -50,16 +50,15 @@ def test_whole_rows_have_the_bits_of_bf16(plain: dict[str, list[Any]]) -> None:
     assert stored.describe()["weight_bytes"] < decoded.describe()["weight_bytes"]
 
 
-def test_rounded_rows_are_near_those_of_the_host(plain: dict[str, list[Any]], report: Any) -> None:
-    ids = PROMPTS[0]["prompt_token_ids"]
+def test_rounded_rows_are_nearer_to_the_hosts_than_to_whole_ones(report: Any) -> None:
+    ids = max((sequence["input_ids"] for sequence in SEQUENCES), key=len)
     rounded = open_model("fp8_w8a8").score(ids).logits
     whole = open_model("fp8").score(ids).logits
     host = open_model("fp8_w8a8", device="cpu").score(ids).logits
     near, far = np.abs(rounded - host).mean(), np.abs(rounded - whole).mean()
     report(f"W8A8: mean |logit difference| {near:.4f} from the host's, {far:.3f} from W8A16's")
-    # Where sums fall on either side of a rounding of E4M3, whole steps follow; most do not.
-    assert near < 0.5 * far < 0.15 * whole.std()
-    assert plain["fp8_w8a8"][0].record.logits.shape == plain["fp8"][0].record.logits.shape
+    # All else differs by roundings to BF16, which shift some values by a step of E4M3.
+    assert 1e-3 < near < 0.8 * far < 0.3 * whole.std()
 
 
 @pytest.mark.parametrize("weight_format", ["fp8", "fp8_w8a8"])
