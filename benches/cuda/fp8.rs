@@ -9,7 +9,7 @@ use specpilot_rs::kernels::bf16_matmul::{Epilogue, PackedBf16, Product};
 use specpilot_rs::kernels::fp8_matmul::{
     Activations, Fp8Matmul, Fp8MatmulArgs, Fp8Scales, PackedFp8, dequantise,
 };
-use specpilot_rs::kernels::skinny_matmul::{RoundedRows, RoundedWeights, multiply_rounded};
+use specpilot_rs::kernels::rounded_matmul::{RoundedRows, RoundedWeights, multiply_rounded};
 
 use super::planted::{activations, address, gaussian, rows_bf16};
 use super::{CHECKED_ROWS, LtRun, ROTATED_BYTES, TIMED_ROWS, timing};

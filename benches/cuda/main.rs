@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use specpilot_rs::device::cuda::{CudaDevice, LtOperands, LtProduct, LtShape, LtValues};
 use specpilot_rs::device::{Buffer, Device};
 use specpilot_rs::kernels::bf16_matmul::Epilogue;
-use specpilot_rs::kernels::skinny_matmul::{RoundedRows, RoundedWeights, multiply_rounded};
+use specpilot_rs::kernels::rounded_matmul::{RoundedRows, RoundedWeights, multiply_rounded};
 use specpilot_rs::kernels::w12_matmul::WeightView;
 
 /// Name, channels, columns.

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use specpilot_rs::device::Device;
 use specpilot_rs::device::cuda::{CudaDevice, LtOperands, LtShape, LtValues};
 use specpilot_rs::kernels::bf16_matmul::Epilogue;
-use specpilot_rs::kernels::skinny_matmul::{RoundedWeights, multiply_rounded};
+use specpilot_rs::kernels::rounded_matmul::{RoundedWeights, multiply_rounded};
 use specpilot_rs::kernels::w12_matmul::WeightView;
 
 use super::planted::{Planted, activations};

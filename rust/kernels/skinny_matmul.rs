@@ -4,22 +4,19 @@
 //! [`SkinnyConfig`] is the one home of tile and ring sizes. It may depend on the number of rows and of matrices: how
 //! slices are shared out among blocks changes no sum, only [`SliceMap`] does, and that follows from K alone.
 
-use half::bf16;
-
-use super::bf16_matmul::{Epilogue, PackedBf16};
-use super::packed_fp8::PackedFp8;
+use super::bf16_matmul::Epilogue;
+use super::q_view::{QView, QViewRows};
 use super::row_format::RowFormat;
 use super::skinny_weights::{
     OCTET, SkinnyWeights, SliceFormat, SliceMap, TILE_CHANNELS, TILE_COLUMNS,
 };
-use super::w12_matmul::{PackedW12, WeightView};
-use super::{check_len, check_size};
+use super::w12_matmul::WeightView;
+use crate::device::Buffer;
 use crate::device::cuda::{CudaDevice, KernelSource, Launch, Limits, Shape};
-use crate::device::{Buffer, Device};
 use crate::error::{DeviceError, KernelError};
 
 /// Matrices of one launch; `MAX_PARTS` of `slice_sums.cuh`.
-const MAX_PARTS: usize = 4;
+pub(super) const MAX_PARTS: usize = 4;
 /// Rows that one launch multiplies at most.
 const MAX_ROWS: usize = 32;
 const WARP_LANES: usize = 32;
@@ -176,7 +173,7 @@ impl SkinnyConfig {
 /// `MatmulPart` of `slice_sums.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct MatmulPart {
+pub(super) struct MatmulPart {
     weights: u64,
     escape_starts: u64,
     escapes: u64,
@@ -213,98 +210,6 @@ struct RoundRowsParams {
     rounded: u64,
     num_rows: u32,
     in_features: u32,
-}
-
-/// Activations on a GPU as its matmuls take them: BF16, each row padded with zeros to whole super-tiles.
-#[derive(Clone, Debug)]
-pub struct RoundedRows {
-    values: Buffer<bf16>,
-    num_rows: usize,
-    in_features: usize,
-}
-
-impl RoundedRows {
-    /// Rounds `[num_rows, in_features]` values and moves them to `device`.
-    ///
-    /// # Errors
-    /// [`DeviceError`] when the GPU has no room.
-    pub fn new(device: &Device, x: &[f32], in_features: usize) -> Result<Self, DeviceError> {
-        let padded = in_features.next_multiple_of(TILE_COLUMNS);
-        let mut values = vec![bf16::ZERO; x.len() / in_features * padded];
-        for (to, from) in values
-            .chunks_exact_mut(padded)
-            .zip(x.chunks_exact(in_features))
-        {
-            for (to, from) in to.iter_mut().zip(from) {
-                *to = bf16::from_f32(*from);
-            }
-        }
-        Ok(Self {
-            values: device.buffer_of(&values)?,
-            num_rows: x.len() / in_features,
-            in_features,
-        })
-    }
-
-    /// The rows, padded.
-    pub fn values(&self) -> &Buffer<bf16> {
-        &self.values
-    }
-}
-
-/// Weights of any format, for [`multiply_rounded`].
-#[derive(Clone, Copy, Debug)]
-pub enum RoundedWeights<'a> {
-    /// BF16.
-    Bf16(&'a PackedBf16),
-    /// W12, all of it or its 8-bit view.
-    W12(&'a PackedW12, WeightView),
-    /// FP8, multiplied by rows as they are.
-    Fp8(&'a PackedFp8),
-}
-
-/// `y = x wᵀ`, or `y += x wᵀ`, for the first `num_rows` of `x`: the matmul alone, without rounding on the way.
-///
-/// # Errors
-/// [`KernelError::BufferTooShort`], [`KernelError::Size`], [`KernelError::WrongDevice`], [`KernelError::Device`].
-pub fn multiply_rounded(
-    device: &CudaDevice,
-    x: &RoundedRows,
-    num_rows: usize,
-    weights: RoundedWeights<'_>,
-    y: &mut Buffer<f32>,
-    epilogue: Epilogue,
-) -> Result<(), KernelError> {
-    let (kernel, weights, view) = match weights {
-        RoundedWeights::Bf16(weights) => ("bf16_matmul", &weights.cuda, WeightView::Exact),
-        RoundedWeights::W12(weights, view) => ("w12_matmul", &weights.cuda, view),
-        RoundedWeights::Fp8(weights) => ("fp8_matmul", &weights.cuda, WeightView::Exact),
-    };
-    let on_cuda = |argument| KernelError::WrongDevice {
-        kernel,
-        argument,
-        expected: "cuda",
-    };
-    let weights = weights.as_ref().ok_or(on_cuda("weight"))?;
-    check_size(kernel, "in_features", x.in_features, weights.in_features)?;
-    check_len(kernel, "x", x.num_rows, num_rows)?;
-    check_len(kernel, "y", y.len(), num_rows * weights.out_features)?;
-    let at = x.values.cuda_address().ok_or(on_cuda("x"))?;
-    let product = SkinnyProduct {
-        weights,
-        y: y.cuda_address().ok_or(on_cuda("y"))?,
-    };
-    let matmul = SkinnyMatmul {
-        kernel,
-        products: &[product],
-        view,
-        rows: RowFormat::Bf16,
-        num_rows,
-        epilogue,
-    };
-    matmul
-        .launch_rounded(device, at)
-        .map_err(|source| KernelError::Device { kernel, source })
 }
 
 /// One matrix and where its products go.
@@ -369,7 +274,7 @@ impl SkinnyMatmul<'_> {
 
     fn launch_all(&self, device: &CudaDevice, x: u64) -> Result<(), DeviceError> {
         let rounded_bytes = self.num_rows * self.rounded_row_bytes();
-        let sums_bytes = self.sums_bytes();
+        let sums_bytes = self.scratch_bytes(device);
         let scratch = device.scratch(sums_bytes + rounded_bytes)?;
         let rounded = scratch + sums_bytes as u64;
         self.round_rows(device, x, rounded)?;
@@ -385,6 +290,15 @@ impl SkinnyMatmul<'_> {
         self.rows.row_bytes(self.in_features())
     }
 
+    /// Scratch of one launch, besides activations.
+    fn scratch_bytes(&self, device: &CudaDevice) -> usize {
+        let launches = self.products.chunks(MAX_PARTS);
+        let stacks = launches.map(|parts| Stack::of(parts.iter().map(|p| p.weights)));
+        let views = stacks.filter_map(|stack| self.q_view(device, stack));
+        let view_bytes = views.map(|view| view.scratch_bytes()).max();
+        self.sums_bytes().max(view_bytes.unwrap_or(0))
+    }
+
     /// Scratch for the octet sums of one launch.
     fn sums_bytes(&self) -> usize {
         let launches = self.products.chunks(MAX_PARTS);
@@ -394,10 +308,22 @@ impl SkinnyMatmul<'_> {
         num_channels * num_octets * MAX_ROWS * size_of::<f32>()
     }
 
-    fn launch_rounded(&self, device: &CudaDevice, rounded: u64) -> Result<(), DeviceError> {
-        let scratch = device.scratch(self.sums_bytes())?;
+    /// Multiplies rows that lie at `rounded` as [`RowFormat`] says.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    pub(super) fn launch_rounded(
+        &self,
+        device: &CudaDevice,
+        rounded: u64,
+    ) -> Result<(), DeviceError> {
+        let scratch = device.scratch(self.scratch_bytes(device))?;
         for products in self.products.chunks(MAX_PARTS) {
             let stack = Stack::of(products.iter().map(|product| product.weights));
+            if let Some(view) = self.q_view(device, stack) {
+                self.launch_q_view(device, &view, products, rounded)?;
+                continue;
+            }
             let mut first = 0;
             while first < self.num_rows {
                 let left = self.num_rows - first;
@@ -411,6 +337,32 @@ impl SkinnyMatmul<'_> {
                 self.launch(device, stack, params)?;
                 first += num_rows;
             }
+        }
+        Ok(())
+    }
+
+    /// How the 8-bit view is multiplied, where it has an instruction of its own.
+    fn q_view(&self, device: &CudaDevice, stack: Stack) -> Option<QView> {
+        let is_view = self.view == WeightView::Q && stack.format == SliceFormat::W12;
+        QView::choose(device, stack.in_features, stack.num_tiles).filter(|_| is_view)
+    }
+
+    fn launch_q_view(
+        &self,
+        device: &CudaDevice,
+        view: &QView,
+        products: &[SkinnyProduct<'_>],
+        rounded: u64,
+    ) -> Result<(), DeviceError> {
+        let adds_to_output = self.epilogue == Epilogue::AddToOutput;
+        for first in (0..self.num_rows).step_by(QView::MAX_ROWS) {
+            let rows = QViewRows {
+                rounded: rounded + (first * self.rounded_row_bytes()) as u64,
+                num_rows: (self.num_rows - first).min(QView::MAX_ROWS),
+                scratch: device.scratch(view.scratch_bytes())?,
+                adds_to_output,
+            };
+            view.launch(device, self.parts(products, first), rows)?;
         }
         Ok(())
     }
@@ -446,8 +398,30 @@ impl SkinnyMatmul<'_> {
         first: usize,
         num_rows: usize,
     ) -> MatmulParams {
-        let at = |address: Option<u64>| address.unwrap_or(0);
         let map = SliceMap::of(self.in_features());
+        let parts = self.parts(products, first);
+        let num_tiles = parts.iter().map(|part| part.end_tile).max().unwrap_or(0);
+        MatmulParams {
+            parts,
+            x: 0,
+            octet_sums: 0,
+            grid_barrier: 0,
+            num_rows: num_rows as u32,
+            num_tiles,
+            in_features: self.in_features() as u32,
+            num_octets: map.num_octets as u32,
+            log2_slices: map.num_slices().ilog2(),
+            slice_tiles: map.slice_tiles() as u32,
+            ring_slots: 0,
+            cluster_blocks: 1,
+            inbox_slots: 1,
+            adds_to_output: u32::from(self.epilogue == Epilogue::AddToOutput),
+        }
+    }
+
+    /// The matrices of a launch, for rows from `first` on.
+    fn parts(&self, products: &[SkinnyProduct<'_>], first: usize) -> [MatmulPart; MAX_PARTS] {
+        let at = |address: Option<u64>| address.unwrap_or(0);
         let mut parts = [MatmulPart::default(); MAX_PARTS];
         let mut num_tiles = 0;
         for (part, product) in parts.iter_mut().zip(products) {
@@ -463,22 +437,7 @@ impl SkinnyMatmul<'_> {
                 end_tile: num_tiles as u32,
             };
         }
-        MatmulParams {
-            parts,
-            x: 0,
-            octet_sums: 0,
-            grid_barrier: 0,
-            num_rows: num_rows as u32,
-            num_tiles: num_tiles as u32,
-            in_features: self.in_features() as u32,
-            num_octets: map.num_octets as u32,
-            log2_slices: map.num_slices().ilog2(),
-            slice_tiles: map.slice_tiles() as u32,
-            ring_slots: 0,
-            cluster_blocks: 1,
-            inbox_slots: 1,
-            adds_to_output: u32::from(self.epilogue == Epilogue::AddToOutput),
-        }
+        parts
     }
 
     /// Launches one multiplication of up to 32 rows.
