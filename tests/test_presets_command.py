@@ -159,10 +159,11 @@ def test_differences_are_counted_to_the_end_of_an_output() -> None:
     [
         (
             ("--presets", "plain,fast", *TINY),
-            "preset should be one of plain, stock, ddtree, specpilot, fitted, got 'fast'",
+            "preset should be one of plain, w12, plain-stock, stock, ddtree, specpilot, fitted, got 'fast'",
         ),
         (("--presets", "plain,plain", *TINY), "each preset should be given once"),
-        (("--presets", "plain,stock", *TINY), "stock should not be the last"),
+        (("--presets", "plain,stock", *TINY), "--presets: stock should not be the last"),
+        (("--presets", "w12,plain-stock", *TINY), "--presets: plain-stock should not be the last"),
         (("--presets", "plain", *TINY, "--max-tokens", "1"), "--max-tokens should be at least 2"),
         (("--presets", "plain", *TINY, "--tree", "chain"), "--tree: no option of --presets and --ladder"),
         (("--acceptance", "--demo", "--rounds", "2"), "--rounds: no option of --acceptance"),
