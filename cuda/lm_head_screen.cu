@@ -250,28 +250,38 @@ __device__ __forceinline__ void multiply_survivors(const ScreenParams& p, u32 ro
         return p.exact + static_cast<u64>(channel / TILE_CHANNELS) * k_tiles * TILE_BYTES + (channel % 8 * 4 + quad) * 16 + channel % 16 / 8 * 4;
     };
     const u8 *low_words = words_of(low), *high_words = words_of(high);
-    // Loads of several tiles are under way at a time; the chain of products stays one.
-#pragma unroll 4
-    for (u32 k_tile = first; k_tile < end; k_tile++) {
-        const uint4* x = reinterpret_cast<const uint4*>(p.rounded + (static_cast<u64>(row) * k_tiles + k_tile) * TILE_COLUMNS + quad * 16);
-        const uint4 x_low = x[0], x_high = x[1];
-        const u32 b[4][2] = {{x_low.x, x_low.y}, {x_low.z, x_low.w}, {x_high.x, x_high.y}, {x_high.z, x_high.w}};
-        u32 a[4][4];
+    const uint4* x_words = reinterpret_cast<const uint4*>(p.rounded + static_cast<u64>(row) * k_tiles * TILE_COLUMNS + quad * 16);
+    // Loads of several tiles are under way at a time; the chain of products is one.
+    constexpr u32 AHEAD = 3;
+    for (u32 k_tile = first; k_tile < end; k_tile += AHEAD) {
+        u32 a[AHEAD][4][4];
+        uint4 x[AHEAD][2];
 #pragma unroll
-        for (u32 fragment = 0; fragment < 4; fragment++) {
-            const u32* of_low = reinterpret_cast<const u32*>(low_words + static_cast<u64>(k_tile) * TILE_BYTES + fragment * 512);
-            const u32* of_high = reinterpret_cast<const u32*>(high_words + static_cast<u64>(k_tile) * TILE_BYTES + fragment * 512);
-            a[fragment][0] = __ldg(of_low), a[fragment][2] = __ldg(of_low + 2);
-            a[fragment][1] = __ldg(of_high), a[fragment][3] = __ldg(of_high + 2);
+        for (u32 i = 0; i < AHEAD; i++) {
+            // Past the end the last one again.
+            const u64 tile = min(k_tile + i, end - 1);
+            x[i][0] = __ldcg(x_words + tile * (TILE_COLUMNS / 8)), x[i][1] = __ldcg(x_words + tile * (TILE_COLUMNS / 8) + 1);
+#pragma unroll
+            for (u32 fragment = 0; fragment < 4; fragment++) {
+                const u32* of_low = reinterpret_cast<const u32*>(low_words + tile * TILE_BYTES + fragment * 512);
+                const u32* of_high = reinterpret_cast<const u32*>(high_words + tile * TILE_BYTES + fragment * 512);
+                a[i][fragment][0] = __ldg(of_low), a[i][fragment][2] = __ldg(of_low + 2);
+                a[i][fragment][1] = __ldg(of_high), a[i][fragment][3] = __ldg(of_high + 2);
+            }
         }
 #pragma unroll
-        for (u32 fragment = 0; fragment < 4; fragment++) mma_m16n8k16(sums, a[fragment], b[fragment][0], b[fragment][1]);
+        for (u32 i = 0; i < AHEAD; i++) {
+            if (k_tile + i >= end) break;
+            const u32 b[8] = {x[i][0].x, x[i][0].y, x[i][0].z, x[i][0].w, x[i][1].x, x[i][1].y, x[i][1].z, x[i][1].w};
+#pragma unroll
+            for (u32 fragment = 0; fragment < 4; fragment++) mma_m16n8k16(sums, a[i][fragment], b[2 * fragment], b[2 * fragment + 1]);
+        }
     }
 }
 
 // A block takes groups of survivors in turn. Slices and their sums are those of slice_sums.cuh: eight warps a chain each, added in
 // ascending order to an octet's sum, octets in ascending order to the logit.
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) rescore_survivors(const __grid_constant__ ScreenParams p) {
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 2) rescore_survivors(const __grid_constant__ ScreenParams p) {
     __shared__ float slice_sums[SLICES][TILE_CHANNELS];
     __shared__ u32 counts[MOST_ROWS];
     launch_dependents();
