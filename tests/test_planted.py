@@ -179,9 +179,7 @@ def test_an_engine_switches_to_nothing_larger(prompts: list[Any]) -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(
-        OptionError, match=r"planted.*qwen3\.8-27b, qwen3\.5-4b, .*, tiny, .*nano"
-    ):
+    with pytest.raises(OptionError, match=r"planted.*qwen3\.8-27b, qwen3\.5-4b, .*, tiny, .*nano"):
         LLM.planted("nano")
     with pytest.raises(OptionError, match="neither `model` nor `method`"):
         tiny({"method": "ngram"})

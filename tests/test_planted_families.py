@@ -1,4 +1,4 @@
-"""Planted models with the layers of Gemma 4 and Muse Glimmer on the host: as sure as the others, as lossless."""
+"""Planted models with the layers of Gemma 4 and Muse Glimmer on the host: sure like others, and lossless."""
 
 from __future__ import annotations
 
