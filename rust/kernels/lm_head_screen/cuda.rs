@@ -17,7 +17,9 @@
 //! Intervals are computed in fp32. Scales outside 2^-60..2^60 make a channel survive, steps outside 2^-60..2^30 send a row to
 //! the dense path, so that nothing overflows or underflows. Then the centre, `(scale sum) step` with the sum rounded once, is
 //! off by three roundings, the radius by three, their sum by one more. `|centre| <= |s q| (|x| + |e|)`, so `|s q|` is
-//! multiplied with `2^-19 (|x| + |e|)` more than its share, and all constants of a row are raised by `1 + 2^-20`.
+//! multiplied with `2^-19 (|x| + |e|)` more than its share, and all constants of a row are raised by `1 + 2^-20`. What the codes
+//! of a row leave out of it is one rounding off in each column, and perhaps below 2^-126: `|e|` is raised by 2^-22 of it, and
+//! by 2^-120.
 
 use super::head_codes::{CHUNK_COLUMNS, HeadCodes};
 use super::rescore::gap_of;
