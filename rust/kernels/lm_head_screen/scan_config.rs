@@ -116,7 +116,7 @@ mod tests {
             (4096, 32, 32, 2, 16),
             (6656, 32, 16, 1, 4),
             (8192, 32, 16, 2, 16),
-            (10_240, 5, 8, 1, 7),
+            (10_240, 5, 8, 1, 8),
         ] {
             let config = choose(width, num_rows);
             let ScanKind::Wgmma {
