@@ -82,8 +82,9 @@ __device__ __forceinline__ void run(const GdnWyParams& p) {
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gdn_wy_norm(const __grid_constant__ GdnWyParams p) {
     launch_dependents();
     wait_for_predecessors();
-    const u32 head_groups = p.value_dim / WARP_VALUES, i = blockIdx.x * BLOCK_THREADS + threadIdx.x;
-    if (i >= p.paths.num_rows * p.num_value_heads * head_groups) return;
+    const u32 head_groups = p.value_dim / WARP_VALUES, row_groups = p.num_value_heads * head_groups;
+    const u32 i = p.first_row * row_groups + blockIdx.x * BLOCK_THREADS + threadIdx.x;
+    if (i >= p.end_row * row_groups) return;
     const float* squares = p.squares + i / head_groups * head_groups;
     float sums[4] = {};
     for (u32 i = 0; i < 4; i++) {
