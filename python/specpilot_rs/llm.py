@@ -24,6 +24,7 @@ from specpilot_rs.demo import DFLASH2_DIR, TARGET_DIR
 from specpilot_rs.errors import OptionError, RequestError, SpecPilotError
 from specpilot_rs.hub import model_directory
 from specpilot_rs.options import (
+    PLANTED_OPTIONS,
     EngineOptions,
     SamplingParams,
     SpeculativeConfig,
@@ -191,18 +192,7 @@ class LLM:
             **options: `device`, `kernels`, `weight_format`, `head`, `max_model_len`, `max_num_seqs`,
                 `max_num_batched_tokens`, `gpu_memory_utilization`, `num_threads`.
         """
-        known = (
-            "device",
-            "kernels",
-            "weight_format",
-            "head",
-            "max_model_len",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "gpu_memory_utilization",
-            "num_threads",
-        )
-        refuse_unknown_options(options, known, "LLM.planted")
+        refuse_unknown_options(options, PLANTED_OPTIONS, "LLM.planted")
         speculation = None if speculative_config is None else SpeculativeConfig.of(speculative_config)
         if speculation is not None and (speculation.model, speculation.method) != (None, None):
             raise OptionError("a planted model comes with its drafter: give neither `model` nor `method`")

@@ -119,6 +119,18 @@ def without_neutral(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     return kept
 
 
+PLANTED_OPTIONS = (
+    "device",
+    "kernels",
+    "weight_format",
+    "head",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "gpu_memory_utilization",
+    "num_threads",
+)
+"""What `LLM.planted` takes of `EngineOptions`: the rest speaks of files or tokenizers."""
 MAX_INTEGER = 2**31 - 1
 """Most that any count may be: far above every real one, and safe in each integer type behind it."""
 _MAX_THREADS = 256
