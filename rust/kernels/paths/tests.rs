@@ -1,3 +1,5 @@
+//! Paths, padding and waves of small batches, worked out by hand.
+
 use super::*;
 
 #[test]
