@@ -123,7 +123,7 @@ fn pass_us(
                 segments: 0..1,
                 cache: &layers[call],
                 tail: &mut tail,
-                y: &mut y,
+                y: (&mut y).into(),
             };
             GdnWy::run(device, args).expect("a pass");
         })

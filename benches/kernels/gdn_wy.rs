@@ -95,7 +95,7 @@ pub fn bench(c: &mut Criterion) {
                             segments: 0..1,
                             cache: &cache,
                             tail: &mut tail,
-                            y: &mut y,
+                            y: (&mut y).into(),
                         };
                         GdnWy::run(&device, args).expect("buffers fit the shape");
                         black_box(&y);

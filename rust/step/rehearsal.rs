@@ -15,7 +15,7 @@ const MAX_SPLITS: usize = 4;
 const NUM_FORWARDS: usize = 2;
 
 /// Runs the target over chains for one request (a stock engine takes nothing else) of up to `most_rows` rows, with Q
-/// views through both.
+/// views through both, and a stock engine's LM head over as many rows.
 ///
 /// # Errors
 /// Whatever a kernel refuses.
@@ -44,6 +44,14 @@ pub fn rehearse_forwards(
             }
         }
         num_rows = row_bucket(num_rows + 1);
+    }
+    if pair.target.weights().stock.is_some() {
+        // Its head goes by the exact number of rows, of which the last step of a request may have fewer than others,
+        // and each is tuned when it is first seen.
+        for num_rows in 1..=most_rows as u32 {
+            let rows: Vec<u32> = (0..num_rows).collect();
+            pair.target.logits(&pair.device, &rows)?;
+        }
     }
     Ok(())
 }

@@ -159,7 +159,7 @@ impl Model {
                     segments,
                     cache: cache.layer(layer),
                     tail: &mut tail,
-                    y: &mut y,
+                    y: (&mut y).into(),
                 };
                 GdnWy::run(&self.device, args).unwrap();
                 if let Some(settled) = settled {

@@ -63,6 +63,7 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "gdn_values.cuh",
     "loads.cuh",
     "logit_keys.cuh",
+    "matmul_rows.cuh",
     "matrix_loads.cuh",
     "mma.cuh",
     "octet_sums.cuh",
@@ -72,16 +73,15 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "screen_scan_wgmma.cuh",
     "placed_rows.cuh",
     "power_of_two.cuh",
-    "q_view.cuh",
     "row_paths.cuh",
     "skinny_matmul.cuh",
-    "slice_note.cuh",
     "slice_sums.cuh",
     "split_product.cuh",
     "tf32.cuh",
     "thread_copy.cuh",
     "top_keys.cuh",
-    "w12_decode.cuh"
+    "w12_decode.cuh",
+    "wgmma.cuh"
 ];
 
 impl KernelSource {
