@@ -129,7 +129,7 @@ fn bench_matrix(device: &Device, cuda: &CudaDevice, name: &str, n: usize, k: usi
         }
         let us = timing::graph_us(cuda, 24, |call| {
             let args = Fp8MatmulArgs {
-                x: &fp32,
+                x: (&fp32).into(),
                 num_rows,
                 products: vec![Product {
                     weight: &short[call % num_copies],
