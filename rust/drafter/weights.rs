@@ -323,7 +323,7 @@ impl Loader<'_> {
         let codebook = |side: &str| {
             let name = format!("candidate_selector.{side}_codebook");
             self.tensors
-                .matrix_bf16(&name, [selector.vocab_size, selector.rank])
+                .token_rows_bf16(&name, [selector.vocab_size, selector.rank])
         };
         Ok(SelectorWeights {
             hidden_projection,
@@ -364,7 +364,7 @@ impl Loader<'_> {
         Ok(MarkovWeights {
             codes: self
                 .tensors
-                .matrix_bf16(&name("markov_w1.weight"), [markov.vocab_size, rank])?,
+                .token_rows_bf16(&name("markov_w1.weight"), [markov.vocab_size, rank])?,
             correction: self.linear(&name("markov_w2"), num_drafted_ids, rank)?,
             mixing,
         })

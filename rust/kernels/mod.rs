@@ -29,12 +29,13 @@ mod packed_w12;
 pub mod paths;
 pub mod placed_rows;
 pub mod plant_matrix;
-mod q_view;
 #[cfg(test)]
 pub(crate) mod random_trees;
 pub mod rms_norm;
 pub mod rope;
 pub mod round_rows;
+pub mod rounded_matmul;
+mod row_format;
 pub mod sample_rows;
 pub mod simd;
 pub mod skinny_matmul;

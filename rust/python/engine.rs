@@ -96,7 +96,7 @@ impl Engine {
                 device: engine.device().name(),
                 gpu: match engine.device() {
                     Device::Host(_) => None,
-                    Device::Cuda(cuda) => Some(cuda.gpu_name()?),
+                    Device::Cuda(cuda) => Some((cuda.gpu_name()?, cuda.gpu_uuid()?)),
                 },
                 num_parameters: weights.num_parameters(),
                 weight_bytes: weights.num_bytes(),
@@ -278,6 +278,7 @@ pub(super) fn extract_options(options: &Bound<'_, PyAny>) -> PyResult<EngineOpti
         head: options.getattr("head")?.extract()?,
         max_model_len: options.getattr("max_model_len")?.extract()?,
         max_num_seqs: options.getattr("max_num_seqs")?.extract()?,
+        max_num_batched_tokens: options.getattr("max_num_batched_tokens")?.extract()?,
         gpu_memory_utilization: options.getattr("gpu_memory_utilization")?.extract()?,
         seed: options.getattr("seed")?.extract()?,
         num_threads: options.getattr("num_threads")?.extract()?,
@@ -332,7 +333,8 @@ struct Description {
     eos_token_ids: Vec<u32>,
     suppress_tokens: Vec<u32>,
     device: String,
-    gpu: Option<String>,
+    /// Name and identity.
+    gpu: Option<(String, String)>,
     num_parameters: usize,
     weight_bytes: usize,
     q_view_bytes: usize,
@@ -378,7 +380,9 @@ impl Description {
         dict.set_item("suppress_tokens", self.suppress_tokens)?;
         dict.set_item("dtype", ACTIVATION_DTYPE)?;
         dict.set_item("device", self.device)?;
-        dict.set_item("gpu", self.gpu)?;
+        let (gpu, gpu_uuid) = self.gpu.unzip();
+        dict.set_item("gpu", gpu)?;
+        dict.set_item("gpu_uuid", gpu_uuid)?;
         dict.set_item(
             "isa",
             format!("{:?}", crate::kernels::simd::isa()).to_lowercase(),

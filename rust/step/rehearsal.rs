@@ -5,7 +5,6 @@ use crate::error::Result;
 use crate::kernels::paths::row_bucket;
 use crate::kernels::tree_attention::{KV_BLOCK, KV_SPLIT};
 use crate::kernels::w12_matmul::WeightView;
-use crate::options::speculation::SpeculationPlan;
 
 use super::decode_step::ModelPair;
 
@@ -15,20 +14,21 @@ const MAX_SPLITS: usize = 4;
 /// Forwards of one size: the first sees the launches, the second captures them.
 const NUM_FORWARDS: usize = 2;
 
-/// Runs the target over chains for one request (a stock engine takes nothing else), as many as `plan` may verify.
+/// Runs the target over chains for one request (a stock engine takes nothing else) of up to `most_rows` rows, with Q
+/// views through both, and a stock engine's LM head over as many rows.
 ///
 /// # Errors
 /// Whatever a kernel refuses.
 pub fn rehearse_forwards(
     pair: &mut ModelPair,
-    plan: &SpeculationPlan,
+    most_rows: usize,
+    with_q_views: bool,
     max_model_len: usize,
 ) -> Result<()> {
-    let views: &[WeightView] = match plan.q_passes() {
-        0 => &[WeightView::Exact],
-        _ => &[WeightView::Exact, WeightView::Q],
+    let views: &[WeightView] = match with_q_views {
+        false => &[WeightView::Exact],
+        true => &[WeightView::Exact, WeightView::Q],
     };
-    let most_rows = plan.pass_rows();
     let mut num_rows = 1;
     while num_rows <= row_bucket(most_rows) {
         for num_splits in [0, 1, 2, MAX_SPLITS] {
@@ -38,11 +38,20 @@ pub fn rehearse_forwards(
             }
             for view in views {
                 for _ in 0..NUM_FORWARDS {
+                    let num_rows = pair.paths.padded_rows(num_rows);
                     forward(pair, *view, num_rows, committed_len)?;
                 }
             }
         }
         num_rows = row_bucket(num_rows + 1);
+    }
+    if pair.target.weights().stock.is_some() {
+        // Its head goes by the exact number of rows, of which the last step of a request may have fewer than others,
+        // and each is tuned when it is first seen.
+        for num_rows in 1..=most_rows as u32 {
+            let rows: Vec<u32> = (0..num_rows).collect();
+            pair.target.logits(&pair.device, &rows)?;
+        }
     }
     Ok(())
 }
