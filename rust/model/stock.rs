@@ -6,6 +6,7 @@
 
 use half::bf16;
 
+use super::attention::turn_heads;
 use super::config::{AttentionConfig, GdnConfig, LayerConfig, ModelConfig, QkNorm};
 use super::decoder::LayerContext;
 use super::tail::{AttentionTail, GatedDeltaTail, LayerTail};
@@ -20,8 +21,6 @@ use crate::kernels::gdn_recurrent::{
 };
 use crate::kernels::gdn_wy::GdnShape;
 use crate::kernels::paths::Wave;
-use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
-use crate::kernels::rope::{Rope, RopeArgs};
 use crate::kernels::round_rows::{GatedBy, Norm, RoundRows, RoundRowsArgs, RowSource, Vectors};
 use crate::kernels::stock_matmul::{self, StockMatrix};
 use crate::kernels::tree_attention::{TreeAttention, TreeAttentionArgs};
@@ -345,7 +344,7 @@ impl StockPass<'_, '_> {
         tail: &mut AttentionTail,
     ) -> Result<(), KernelError> {
         let context = &mut *self.context;
-        let (device, config, n) = (context.device, context.config, context.num_rows);
+        let (device, n) = (context.device, context.num_rows);
         let head_dim = attention.head_dim;
         let q_parts = attention.q_proj_parts();
         let q_stride = head_dim * q_parts;
@@ -353,7 +352,6 @@ impl StockPass<'_, '_> {
             q_projected,
             k_projected,
             q,
-            mixed,
             ..
         } = &mut *self.workspace;
         let x = &self.stock.rounded;
@@ -361,58 +359,29 @@ impl StockPass<'_, '_> {
             stock_matmul::multiply(device, x, n, weight, y, Epilogue::Store)
         };
         multiply(&weights.v_proj, &mut tail.v)?;
-        if attention.qk_norm == QkNorm::Weighted {
+        if attention.qk_norm != QkNorm::None {
             multiply(&weights.q_proj, q_projected)?;
             multiply(&weights.k_proj, k_projected)?;
-            for (x, x_stride, heads, weight, y) in [
-                (
-                    &*q_projected,
-                    q_stride,
-                    attention.num_heads,
-                    &weights.q_norm,
-                    &mut *q,
-                ),
-                (
-                    &*k_projected,
-                    head_dim,
-                    attention.num_kv_heads,
-                    &weights.k_norm,
-                    &mut tail.k,
-                ),
-            ] {
-                let args = RmsNormArgs {
-                    x,
-                    x_offset: 0,
-                    x_stride,
-                    num_vectors: n * heads,
-                    width: head_dim,
-                    weight: weight.as_ref(),
-                    eps: config.rms_norm_eps,
-                    y: y.into(),
-                };
-                RmsNorm::run(device, args)?;
-            }
         } else {
             multiply(&weights.q_proj, q)?;
             multiply(&weights.k_proj, &mut tail.k)?;
         }
-        if let (Some(rope), Some(inverse_frequencies)) = (&attention.rope, inverse_frequencies) {
-            for (x, num_heads) in [
-                (&mut *q, attention.num_heads),
-                (&mut tail.k, attention.num_kv_heads),
-            ] {
-                let args = RopeArgs {
-                    x,
-                    num_heads,
-                    head_dim,
-                    positions: context.paths.positions(),
-                    inverse_frequencies,
-                    pair_offset: rope.pair_offset(),
-                };
-                Rope::run(device, args)?;
-            }
-        }
+        let norms = [&weights.q_norm, &weights.k_norm].map(Option::as_ref);
+        turn_heads(
+            context,
+            attention,
+            norms,
+            inverse_frequencies,
+            self.workspace,
+            &mut tail.k,
+        )?;
         context.settle_kv(index, tail)?;
+        let Workspace {
+            q_projected,
+            q,
+            mixed,
+            ..
+        } = &mut *self.workspace;
         let kv_layer = context.caches.attention_index(index);
         TreeAttention::run(
             device,

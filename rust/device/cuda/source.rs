@@ -68,6 +68,7 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "matmul_rows.cuh",
     "matrix_loads.cuh",
     "mma.cuh",
+    "norm_part.cuh",
     "octet_sums.cuh",
     "packed_rows.cuh",
     "screen.cuh",
