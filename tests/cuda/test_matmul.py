@@ -38,7 +38,8 @@ def test_a_row_has_one_result(n: int, k: int, escape_rate: float) -> None:
     assert np.all(np.abs(full - want) <= 2e-6 * scale + 1e-30)
     np.testing.assert_array_equal(full, kernels.bf16_matmul(x, weight, device="cuda"))
     coarse = kernels.w12_matmul(x, weight, q_view=True, device="cuda")
-    # Weights of four bits, on some GPUs times activations of four: errors of a few percent each, of no common sign.
+    # Weights of four bits, on some GPUs times activations of four: errors of a few percent each, of no common
+    # sign.
     assert np.all(np.abs(coarse - want) <= 0.03 * scale + 1e-30)
     for num_rows in ROW_COUNTS:
         first = (64 - num_rows) // 2
