@@ -82,8 +82,9 @@ __device__ __forceinline__ void run(const GdnWyParams& p) {
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gdn_wy_norm(const __grid_constant__ GdnWyParams p) {
     launch_dependents();
     wait_for_predecessors();
-    const u32 head_groups = p.value_dim / WARP_VALUES, i = blockIdx.x * BLOCK_THREADS + threadIdx.x;
-    if (i >= p.paths.num_rows * p.num_value_heads * head_groups) return;
+    const u32 head_groups = p.value_dim / WARP_VALUES, row_groups = p.num_value_heads * head_groups;
+    const u32 i = p.first_row * row_groups + blockIdx.x * BLOCK_THREADS + threadIdx.x;
+    if (i >= p.end_row * row_groups) return;
     const float* squares = p.squares + i / head_groups * head_groups;
     float sums[4] = {};
     for (u32 i = 0; i < 4; i++) {
@@ -92,9 +93,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gdn_wy_norm(const __
     const float scale = norm_scale(p, (sums[0] + sums[1]) + (sums[2] + sums[3]));
     for (u32 lane = 0; lane < WARP_VALUES; lane += 2) {
         const u64 place = static_cast<u64>(i) * WARP_VALUES + lane;
-        const float2 o = *reinterpret_cast<const float2*>(p.y + place), z = *reinterpret_cast<const float2*>(p.z + place);
+        const float2 o = *reinterpret_cast<const float2*>(p.outputs + place), z = *reinterpret_cast<const float2*>(p.z + place);
         const float2 weight = *reinterpret_cast<const float2*>(p.norm_weight + i % head_groups * WARP_VALUES + lane);
-        store_output(p.y + place, o, scale, weight, {silu(z.x), silu(z.y)});
+        store_output(p.y, i / row_groups, i % row_groups * WARP_VALUES + lane, o, scale, weight, {silu(z.x), silu(z.y)});
     }
 }
 

@@ -120,9 +120,10 @@ fn pass_us(
                 a: &a,
                 b: &b,
                 paths: &paths,
+                segments: 0..1,
                 cache: &layers[call],
                 tail: &mut tail,
-                y: &mut y,
+                y: (&mut y).into(),
             };
             GdnWy::run(device, args).expect("a pass");
         })

@@ -92,9 +92,10 @@ pub fn bench(c: &mut Criterion) {
                             a: &a,
                             b: &b,
                             paths: &paths,
+                            segments: 0..1,
                             cache: &cache,
                             tail: &mut tail,
-                            y: &mut y,
+                            y: (&mut y).into(),
                         };
                         GdnWy::run(&device, args).expect("buffers fit the shape");
                         black_box(&y);

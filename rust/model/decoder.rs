@@ -1,7 +1,9 @@
 //! The one decoder: token rows in, final hidden rows out, for every family that a [`ModelConfig`] can describe.
 //!
-//! A forward reads the caches and never changes them. What a later commit needs of its rows (keys, values, recurrent
-//! log entries, convolution inputs) stays in the [`PassTail`] until the next forward.
+//! A forward reads the caches. What a later commit needs of its rows (keys, values, recurrent log entries, convolution
+//! inputs) stays in the [`PassTail`] until the next forward. It writes them only for a prompt chunk longer than a path:
+//! rows that later segments of the same pass read go there layer by layer. If it fails then, the slot is good for nothing
+//! but a new request.
 
 use std::convert::Infallible;
 
@@ -12,9 +14,10 @@ use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Epilogue, Product};
 use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
 use crate::kernels::lm_head_screen::{HeadScores, ScreenedHead};
+use crate::kernels::matmul_rows::MatmulInput;
 use crate::kernels::paths::{LaunchKey, RowPaths};
 use crate::kernels::placed_rows::PlacedRows;
-use crate::kernels::rms_norm::{NormEpilogue, RmsNorm, RmsNormArgs};
+use crate::kernels::rms_norm::{NormOutput, RmsNorm, RmsNormArgs};
 use crate::kernels::sample_rows::RowSampler;
 use crate::kernels::tree_attention;
 use crate::kernels::w12_matmul::WeightView;
@@ -25,7 +28,7 @@ use super::attention::AttentionLayer;
 use super::config::{LayerConfig, ModelConfig};
 use super::head::{Head, HeadPath, TokenChoices};
 use super::stock::{StockPass, StockWorkspace};
-use super::tail::{LayerTail, PassTail};
+use super::tail::{AttentionTail, LayerTail, PassTail};
 use super::weights::{DecoderWeights, LayerWeights, MixerWeights};
 use super::workspace::Workspace;
 use super::{attention, gdn};
@@ -166,7 +169,7 @@ impl Decoder {
     }
 
     /// Runs all layers over the rows of `paths`, through `view` of their weights; `probe` collects residual-stream values
-    /// when given.
+    /// when given. `caches` are prepared for them, and take the rows that `paths` settles.
     ///
     /// # Errors
     /// [`KernelError`] when a kernel refuses its arguments.
@@ -176,39 +179,39 @@ impl Decoder {
         view: WeightView,
         token_ids: &[u32],
         paths: &RowPaths,
-        caches: &SequenceCaches,
+        caches: &mut SequenceCaches,
         probe: Option<&mut ResidualProbe>,
     ) -> Result<()> {
         self.token_ids.fill(device, token_ids.iter().copied())?;
-        let context = PassContext {
+        let mut context = PassContext {
             device,
             paths,
             caches,
             view,
         };
-        if probe.is_some() {
-            // Values are read on the way.
-            return self.run_layers(context, probe);
+        if probe.is_some() || !paths.is_one_wave() {
+            // Values are read on the way; folds go by positions, which no key holds.
+            return self.run_layers(&mut context, probe);
         }
         let token_ids = self.token_ids.cuda_address();
         let key = (view, paths.launch_key(), token_ids, self.keeps_taps);
         let mut graphs = std::mem::take(&mut self.graphs);
-        let outcome = graphs.run(device, key, || self.run_layers(context, None));
+        let outcome = graphs.run(device, key, || self.run_layers(&mut context, None));
         self.graphs = graphs;
         outcome
     }
 
     fn run_layers(
         &mut self,
-        pass: PassContext<'_>,
+        pass: &mut PassContext<'_>,
         mut probe: Option<&mut ResidualProbe>,
     ) -> Result<()> {
         let PassContext {
             device,
             paths,
-            caches,
+            ref mut caches,
             view,
-        } = pass;
+        } = *pass;
         let (num_rows, width) = (paths.num_rows(), self.config.hidden_size);
         self.embed(device, num_rows)?;
         if let Some(probe) = probe.as_deref_mut() {
@@ -226,7 +229,7 @@ impl Decoder {
             let frequencies = self.inverse_frequencies[layer].as_ref();
             match (&self.weights.stock, &mut self.stock) {
                 (Some(weights), Some(stock)) => StockPass {
-                    context: &context,
+                    context: &mut context,
                     workspace: &mut self.workspace,
                     stock,
                 }
@@ -262,7 +265,8 @@ impl Decoder {
     fn embed(&mut self, device: &Device, num_rows: usize) -> Result<(), KernelError> {
         let workspace = &mut self.workspace;
         let embedded = match self.config.embedding_norm {
-            true => &mut workspace.normed,
+            // Free until the pass ends.
+            true => &mut workspace.hidden,
             false => &mut workspace.residual,
         };
         EmbedRows::run(
@@ -280,15 +284,14 @@ impl Decoder {
         RmsNorm::run(
             device,
             RmsNormArgs {
-                x: &workspace.normed,
+                x: &workspace.hidden,
                 x_offset: 0,
                 x_stride: self.config.hidden_size,
                 num_vectors: num_rows,
                 width: self.config.hidden_size,
                 weight: None,
                 eps: self.config.rms_norm_eps,
-                epilogue: NormEpilogue::Store,
-                y: &mut workspace.residual,
+                y: (&mut workspace.residual).into(),
             },
         )
     }
@@ -382,11 +385,10 @@ impl Decoder {
 }
 
 /// What a pass is run on.
-#[derive(Clone, Copy)]
 struct PassContext<'a> {
     device: &'a Device,
     paths: &'a RowPaths,
-    caches: &'a SequenceCaches,
+    caches: &'a mut SequenceCaches,
     view: WeightView,
 }
 
@@ -395,7 +397,7 @@ pub(super) struct LayerContext<'a> {
     pub(super) device: &'a Device,
     pub(super) config: &'a ModelConfig,
     pub(super) paths: &'a RowPaths,
-    pub(super) caches: &'a SequenceCaches,
+    pub(super) caches: &'a mut SequenceCaches,
     pub(super) num_rows: usize,
     /// What linear layers read of their weights.
     pub(super) view: WeightView,
@@ -410,11 +412,24 @@ pub(super) struct PostNorm<'a> {
 }
 
 impl LayerContext<'_> {
+    /// Gives keys and values of rows that later segments of the pass read to the caches, before attention of `layer`.
+    pub(super) fn settle_kv(
+        &mut self,
+        layer: usize,
+        tail: &AttentionTail,
+    ) -> Result<(), KernelError> {
+        for settled in self.paths.waves().filter_map(|wave| wave.settled) {
+            let (k, v) = (&tail.k, &tail.v);
+            self.caches.settle_kv(self.device, layer, settled, k, v)?;
+        }
+        Ok(())
+    }
+
     /// `y = x Wᵀ` or `y += x Wᵀ` for all rows.
-    pub(super) fn multiply(
+    pub(super) fn multiply<'a>(
         &self,
         weight: &Linear,
-        x: &Buffer<f32>,
+        x: impl Into<MatmulInput<'a>>,
         y: &mut Buffer<f32>,
         epilogue: Epilogue,
     ) -> Result<(), KernelError> {
@@ -424,7 +439,7 @@ impl LayerContext<'_> {
     /// `y = x Wᵀ` of several matrices of one K, for all rows.
     pub(super) fn multiply_together<'a>(
         &self,
-        x: &'a Buffer<f32>,
+        x: impl Into<MatmulInput<'a>>,
         products: impl IntoIterator<Item = (&'a Linear, &'a mut Buffer<f32>)>,
     ) -> Result<(), KernelError> {
         let products = products
@@ -435,10 +450,10 @@ impl LayerContext<'_> {
     }
 
     /// Ends a sublayer: adds `x Wᵀ`, through `post_norm` where there is one, to `residual`. `sublayer` is scratch.
-    pub(super) fn add_to_residual(
+    pub(super) fn add_to_residual<'a>(
         &self,
         weight: &Linear,
-        x: &Buffer<f32>,
+        x: impl Into<MatmulInput<'a>>,
         post_norm: Option<PostNorm<'_>>,
         sublayer: &mut Buffer<f32>,
         residual: &mut Buffer<f32>,
@@ -462,8 +477,10 @@ impl LayerContext<'_> {
                 width: self.config.hidden_size,
                 weight: Some(norm),
                 eps,
-                epilogue: NormEpilogue::AddToOutput { factor },
-                y: residual,
+                y: NormOutput::AddTo {
+                    y: residual,
+                    factor,
+                },
             },
         )
     }
@@ -490,7 +507,7 @@ impl LayerContext<'_> {
         self.norm(
             &workspace.residual,
             &weights.input_norm,
-            &mut workspace.normed,
+            &mut workspace.rows,
         )?;
         match (&weights.mixer, &self.config.layers[layer], tail) {
             (
@@ -512,33 +529,29 @@ impl LayerContext<'_> {
             }
             _ => unreachable!("tails are built from the config that the weights were loaded by"),
         }
-        self.norm(
-            &workspace.residual,
-            &weights.mlp_norm,
-            &mut workspace.normed,
-        )?;
+        self.norm(&workspace.residual, &weights.mlp_norm, &mut workspace.rows)?;
         weights.mlp.activate(
             self.view,
             self.device,
-            &workspace.normed,
+            &mut workspace.rows,
             self.num_rows,
             &mut workspace.gate,
             &mut workspace.up,
         )?;
         self.add_to_residual(
             &weights.mlp.down_proj,
-            &workspace.up,
+            &workspace.rows,
             behind_mlp,
             &mut workspace.sublayer,
             &mut workspace.residual,
         )
     }
 
-    fn norm(
+    fn norm<'a>(
         &self,
-        x: &Buffer<f32>,
-        weight: &Buffer<f32>,
-        y: &mut Buffer<f32>,
+        x: &'a Buffer<f32>,
+        weight: &'a Buffer<f32>,
+        y: impl Into<NormOutput<'a>>,
     ) -> Result<(), KernelError> {
         RmsNorm::run(
             self.device,
@@ -550,8 +563,7 @@ impl LayerContext<'_> {
                 width: self.config.hidden_size,
                 weight: Some(weight),
                 eps: self.config.rms_norm_eps,
-                epilogue: NormEpilogue::Store,
-                y,
+                y: y.into(),
             },
         )
     }

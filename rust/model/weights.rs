@@ -190,7 +190,7 @@ impl DecoderWeights {
             None => Bf16Matmul::run(
                 device,
                 Bf16MatmulArgs {
-                    x: hidden,
+                    x: hidden.into(),
                     num_rows,
                     products: vec![Product {
                         weight: &self.embed,

@@ -29,7 +29,7 @@ pub use cache::CubinCache;
 pub use capture::CapturedLaunches;
 pub use compiler::{Arch, Compiled, compile, compiler_version};
 pub(super) use copies::{HostCopies, ReadBack};
-pub use cublaslt::{CublasLt, LtOperands, LtProduct, LtShape};
+pub use cublaslt::{CublasLt, LtOperands, LtProduct, LtShape, LtValues};
 pub use launch::{Launch, Shape};
 use lists::ListMemory;
 pub use lists::ListPlace;
@@ -59,8 +59,6 @@ pub struct CudaDevice {
     scratch: Mutex<Vec<CudaSlice<u8>>>,
     /// See [`CudaDevice::grid_barrier`].
     grid_barrier: CudaSlice<u8>,
-    /// See [`CudaDevice::arrivals`].
-    arrivals: CudaSlice<u32>,
 }
 
 /// What kernels size themselves by.
@@ -115,9 +113,6 @@ impl CudaDevice {
             grid_barrier: stream
                 .alloc_zeros(GRID_BARRIER_BYTES)
                 .map_err(driver("allocating a barrier"))?,
-            arrivals: stream
-                .alloc_zeros(Self::NUM_ARRIVALS)
-                .map_err(driver("allocating counters"))?,
             context,
             stream,
         })
@@ -267,15 +262,6 @@ impl CudaDevice {
     /// The address of the barrier at which the blocks of one kernel meet; its counter is zero between kernels.
     pub fn grid_barrier(&self) -> u64 {
         self.grid_barrier.device_ptr(&self.stream).0
-    }
-
-    /// Counters at [`arrivals`](Self::arrivals).
-    pub const NUM_ARRIVALS: usize = 8192;
-
-    /// The address of counters by which blocks of one kernel say that they have left something; all are zero between
-    /// kernels.
-    pub fn arrivals(&self) -> u64 {
-        self.arrivals.device_ptr(&self.stream).0
     }
 
     /// The address of at least `num_bytes` of memory that any kernel of the stream may use until the next one starts,

@@ -20,7 +20,7 @@ use crate::drafter::{ContextRows, DraftAnchor, DraftRequest, Drafter, Standing};
 use crate::kernels::Kernel;
 use crate::kernels::paths::RowPaths;
 use crate::kernels::placed_rows::PlacedRows;
-use crate::kernels::rms_norm::{NormEpilogue, RmsNorm, RmsNormArgs};
+use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use crate::kernels::w12_matmul::WeightView;
 use crate::model::decoder::Decoder;
 use crate::model::head::HeadPath;
@@ -100,11 +100,9 @@ fn taps(layers: &[usize], token_ids: &[u32]) -> Vec<Buffer<f32>> {
         let pages = caches.pages(slot);
         paths.push_segment(slot, first, pages, &parents).unwrap();
         paths.finish(device).unwrap();
-        caches
-            .prepare(device, slot, first + chunk.len() - 1)
-            .unwrap();
+        caches.prepare(device, &paths).unwrap();
         decoder
-            .forward(device, WeightView::Exact, chunk, &paths, &caches, None)
+            .forward(device, WeightView::Exact, chunk, &paths, &mut caches, None)
             .unwrap();
         for (tap, rows) in taps.iter_mut().zip(decoder.taps()) {
             tap.extend_from_slice(&rows.host()[..chunk.len() * HIDDEN]);
@@ -146,8 +144,7 @@ fn normed(taps: &[Buffer<f32>]) -> Vec<Buffer<f32>> {
             width: HIDDEN,
             weight: Some(&weights.final_norm),
             eps: config.rms_norm_eps,
-            epilogue: NormEpilogue::Store,
-            y: &mut y,
+            y: (&mut y).into(),
         };
         RmsNorm::run(device, args).unwrap();
         y

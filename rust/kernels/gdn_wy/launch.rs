@@ -6,6 +6,7 @@ use super::{FOLD_INTERVAL, GdnWy, GdnWyArgs, MAX_ENTRIES};
 use crate::device::cuda::{CudaDevice, Shape};
 use crate::error::KernelError;
 use crate::kernels::launcher::Launcher;
+use crate::kernels::matmul_rows::CudaRows;
 use crate::kernels::paths::CudaPaths;
 use crate::kernels::{Kernel, check_size};
 
@@ -73,7 +74,8 @@ struct GdnWyParams {
     tail_k: u64,
     tail_d: u64,
     tail_g: u64,
-    y: u64,
+    y: CudaRows,
+    outputs: u64,
     squares: u64,
     shared: SharedLayout,
     num_key_heads: u32,
@@ -88,6 +90,8 @@ struct GdnWyParams {
     num_states: u32,
     max_entries: u32,
     norm_eps: f32,
+    first_row: u32,
+    end_row: u32,
 }
 
 /// How a pass is spread over blocks.
@@ -106,7 +110,7 @@ impl Split {
     fn of(args: &GdnWyArgs<'_>) -> Result<Self, KernelError> {
         let (name, shape) = (GdnWy::NAME, args.shape);
         let (key_dim, value_dim, taps) = (shape.key_dim, shape.value_dim, shape.conv_kernel);
-        let segments = args.paths.segments().iter();
+        let segments = args.paths.segments()[args.segments.clone()].iter();
         let longest = segments.map(|segment| segment.rows.len()).max();
         let longest = longest.unwrap_or(0);
         for (argument, got, expected) in [
@@ -155,7 +159,7 @@ impl Split {
             lanes,
             num_slices,
             num_planes,
-            max_rows: args.paths.longest_segment(),
+            max_rows: args.paths.longest_of(args.segments.clone()),
         })
     }
 
@@ -229,8 +233,8 @@ impl Split {
 /// this GPU does not, [`KernelError::WrongDevice`], [`KernelError::Device`].
 pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), KernelError> {
     let split = Split::of(args)?;
-    let num_rows = args.paths.num_rows();
-    if num_rows == 0 {
+    let rows = args.paths.rows_of(&args.segments);
+    if rows.is_empty() {
         return Ok(());
     }
     let launcher = Launcher::of::<GdnWy>(device);
@@ -241,14 +245,15 @@ pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), Kerne
     let (layout, shared_bytes) = split.layout(tiles, num_states);
     launcher.check_shared_bytes("value_dim", shared_bytes + STATIC_SHARED_BYTES)?;
     let in_clusters = limits.has_clusters && split.num_slices > 1;
-    let squares = if in_clusters {
+    let outputs_bytes = rows.end * shape.values_len() * size_of::<f32>();
+    let outputs = if in_clusters {
         0
     } else {
-        launcher.scratch(num_rows * shape.values_len() / WARP_VALUES * size_of::<f32>())?
+        launcher.scratch(outputs_bytes + outputs_bytes / WARP_VALUES)?
     };
     let (weights, cache, tail) = (&args.weights, args.cache, &*args.tail);
     let params = GdnWyParams {
-        paths: args.paths.on_cuda(GdnWy::NAME)?,
+        paths: args.paths.segments_on_cuda(GdnWy::NAME, &args.segments)?,
         qkv: launcher.buffer("qkv", args.qkv)?,
         z: launcher.buffer("z", args.z)?,
         a: launcher.buffer("a", args.a)?,
@@ -265,8 +270,9 @@ pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), Kerne
         tail_k: launcher.buffer("tail.k", &tail.k)?,
         tail_d: launcher.buffer("tail.d", &tail.d)?,
         tail_g: launcher.buffer("tail.g", &tail.g)?,
-        y: launcher.buffer("y", args.y)?,
-        squares,
+        y: args.y.on_cuda(&launcher, shape.values_len())?,
+        outputs,
+        squares: outputs + outputs_bytes as u64,
         shared: layout,
         num_key_heads: shape.num_key_heads as u32,
         num_value_heads: shape.num_value_heads as u32,
@@ -280,8 +286,10 @@ pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), Kerne
         num_states: num_states as u32,
         max_entries: split.max_entries() as u32,
         norm_eps: weights.norm_eps,
+        first_row: rows.start as u32,
+        end_row: rows.end as u32,
     };
-    let num_blocks = args.paths.segments().len() * shape.num_key_heads * split.num_slices;
+    let num_blocks = args.segments.len() * shape.num_key_heads * split.num_slices;
     let blocks = Shape {
         shared_bytes: shared_bytes as u32,
         cluster_blocks: if limits.has_clusters {
@@ -302,7 +310,7 @@ pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), Kerne
         if in_clusters {
             return Ok(());
         }
-        let num_groups = num_rows * shape.values_len() / WARP_VALUES;
+        let num_groups = rows.len() * shape.values_len() / WARP_VALUES;
         let norms = Shape::of_blocks(num_groups.div_ceil(BLOCK_THREADS), BLOCK_THREADS);
         launcher.run("gdn_wy_norm", norms, &params)
     }
