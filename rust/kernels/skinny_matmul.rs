@@ -10,8 +10,9 @@ use super::skinny_weights::{
     OCTET, SkinnyWeights, SliceFormat, SliceMap, TILE_CHANNELS, TILE_COLUMNS,
 };
 use super::w12_matmul::{PackedW12, WeightView};
+use super::wgmma_matmul::{OperandRows, WgmmaConfig, WgmmaLaunch};
 use super::{check_len, check_size};
-use crate::device::cuda::{CudaDevice, KernelSource, Launch, Limits, Shape};
+use crate::device::cuda::{Arch, CudaDevice, KernelSource, Launch, Limits, Shape};
 use crate::device::{Buffer, Device};
 use crate::error::{DeviceError, KernelError};
 
@@ -31,10 +32,10 @@ const BARRIER_BYTES: usize = 8;
 
 /// What the matrices of a launch have in common, and their tiles.
 #[derive(Clone, Copy, Debug)]
-struct Stack {
-    format: SliceFormat,
-    in_features: usize,
-    num_tiles: usize,
+pub(super) struct Stack {
+    pub(super) format: SliceFormat,
+    pub(super) in_features: usize,
+    pub(super) num_tiles: usize,
 }
 
 impl Stack {
@@ -155,7 +156,7 @@ impl SkinnyConfig {
 /// `MatmulPart` of `slice_sums.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct MatmulPart {
+pub(super) struct MatmulPart {
     weights: u64,
     escape_starts: u64,
     escapes: u64,
@@ -167,21 +168,21 @@ struct MatmulPart {
 /// `MatmulParams` of `slice_sums.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct MatmulParams {
-    parts: [MatmulPart; MAX_PARTS],
-    x: u64,
-    octet_sums: u64,
-    grid_barrier: u64,
-    num_rows: u32,
-    num_tiles: u32,
-    in_features: u32,
-    num_octets: u32,
-    log2_slices: u32,
-    slice_tiles: u32,
-    ring_slots: u32,
-    cluster_blocks: u32,
-    inbox_slots: u32,
-    adds_to_output: u32,
+pub(super) struct MatmulParams {
+    pub(super) parts: [MatmulPart; MAX_PARTS],
+    pub(super) x: u64,
+    pub(super) octet_sums: u64,
+    pub(super) grid_barrier: u64,
+    pub(super) num_rows: u32,
+    pub(super) num_tiles: u32,
+    pub(super) in_features: u32,
+    pub(super) num_octets: u32,
+    pub(super) log2_slices: u32,
+    pub(super) slice_tiles: u32,
+    pub(super) ring_slots: u32,
+    pub(super) cluster_blocks: u32,
+    pub(super) inbox_slots: u32,
+    pub(super) adds_to_output: u32,
 }
 
 /// `RoundRowsParams` of `skinny_matmul.cuh`.
@@ -198,6 +199,8 @@ struct RoundRowsParams {
 #[derive(Clone, Debug)]
 pub struct RoundedRows {
     values: Buffer<bf16>,
+    /// The same as wgmma takes them.
+    operands: Buffer<bf16>,
     num_rows: usize,
     in_features: usize,
 }
@@ -209,18 +212,23 @@ impl RoundedRows {
     /// [`DeviceError`] when the GPU has no room.
     pub fn new(device: &Device, x: &[f32], in_features: usize) -> Result<Self, DeviceError> {
         let padded = in_features.next_multiple_of(TILE_COLUMNS);
-        let mut values = vec![bf16::ZERO; x.len() / in_features * padded];
-        for (to, from) in values
+        let num_rows = x.len() / in_features;
+        let mut values = vec![bf16::ZERO; num_rows * padded];
+        let mut operands = vec![bf16::ZERO; OperandRows::num_bytes(num_rows, in_features) / 2];
+        for (row, (to, from)) in values
             .chunks_exact_mut(padded)
             .zip(x.chunks_exact(in_features))
+            .enumerate()
         {
-            for (to, from) in to.iter_mut().zip(from) {
+            for (column, (to, from)) in to.iter_mut().zip(from).enumerate() {
                 *to = bf16::from_f32(*from);
+                operands[OperandRows::place(num_rows, row, column)] = *to;
             }
         }
         Ok(Self {
             values: device.buffer_of(&values)?,
-            num_rows: x.len() / in_features,
+            operands: device.buffer_of(&operands)?,
+            num_rows,
             in_features,
         })
     }
@@ -229,6 +237,13 @@ impl RoundedRows {
     pub fn values(&self) -> &Buffer<bf16> {
         &self.values
     }
+}
+
+/// Where rounded rows lie, in either order; in an order that none is multiplied in, there need be none.
+#[derive(Clone, Copy, Debug)]
+struct RowsOnGpu {
+    plain: u64,
+    operands: OperandRows,
 }
 
 /// Weights of either format, for [`multiply_rounded`].
@@ -265,7 +280,13 @@ pub fn multiply_rounded(
     check_size(kernel, "in_features", x.in_features, weights.in_features)?;
     check_len(kernel, "x", x.num_rows, num_rows)?;
     check_len(kernel, "y", y.len(), num_rows * weights.out_features)?;
-    let at = x.values.cuda_address().ok_or(on_cuda("x"))?;
+    let rows = RowsOnGpu {
+        plain: x.values.cuda_address().ok_or(on_cuda("x"))?,
+        operands: OperandRows {
+            address: x.operands.cuda_address().ok_or(on_cuda("x"))?,
+            num_rows: x.num_rows,
+        },
+    };
     let product = SkinnyProduct {
         weights,
         y: y.cuda_address().ok_or(on_cuda("y"))?,
@@ -278,7 +299,7 @@ pub fn multiply_rounded(
         epilogue,
     };
     matmul
-        .launch_rounded(device, at)
+        .launch_rounded(device, rows)
         .map_err(|source| KernelError::Device { kernel, source })
 }
 
@@ -342,12 +363,38 @@ impl SkinnyMatmul<'_> {
     }
 
     fn launch_all(&self, device: &CudaDevice, x: u64) -> Result<(), DeviceError> {
-        let rounded_bytes = self.num_rows * self.rounded_row_bytes();
-        let sums_bytes = self.sums_bytes();
-        let scratch = device.scratch(sums_bytes + rounded_bytes)?;
-        let rounded = scratch + sums_bytes as u64;
-        self.round_rows(device, x, rounded)?;
-        self.launch_rounded(device, rounded)
+        let (sums_bytes, wgmma_rows) = (self.sums_bytes(device), self.wgmma_rows(device));
+        let operand_bytes = OperandRows::num_bytes(wgmma_rows, self.in_features());
+        let plain_bytes = (self.num_rows - wgmma_rows) * self.rounded_row_bytes();
+        let scratch = device.scratch(sums_bytes + operand_bytes + plain_bytes)?;
+        let mut rows = RowsOnGpu {
+            plain: scratch + (sums_bytes + operand_bytes) as u64,
+            operands: OperandRows {
+                address: scratch + sums_bytes as u64,
+                num_rows: 0,
+            },
+        };
+        if wgmma_rows > 0 {
+            let shape = [wgmma_rows, self.in_features()];
+            rows.operands =
+                OperandRows::round(device, self.source(), x, shape, rows.operands.address)?;
+        }
+        if wgmma_rows < self.num_rows {
+            let x = x + (wgmma_rows * self.in_features() * size_of::<f32>()) as u64;
+            self.round_rows(device, x, self.num_rows - wgmma_rows, rows.plain)?;
+        }
+        // As if all rows were there.
+        rows.plain -= (wgmma_rows * self.rounded_row_bytes()) as u64;
+        self.launch_rounded(device, rows)
+    }
+
+    /// Rows, from the first on, that are multiplied with wgmma.
+    fn wgmma_rows(&self, device: &CudaDevice) -> usize {
+        let stack = Stack::of(self.products.iter().map(|product| product.weights));
+        match device.arch() {
+            Arch::Sm90a => WgmmaConfig::first_rows(stack, self.num_rows),
+            Arch::Sm80 | Arch::Sm120 => 0,
+        }
     }
 
     fn in_features(&self) -> usize {
@@ -359,25 +406,47 @@ impl SkinnyMatmul<'_> {
         self.in_features().next_multiple_of(TILE_COLUMNS) * size_of::<bf16>()
     }
 
-    /// Scratch for the octet sums of one launch.
-    fn sums_bytes(&self) -> usize {
-        let launches = self.products.chunks(MAX_PARTS);
-        let num_tiles = launches.map(|parts| Stack::of(parts.iter().map(|p| p.weights)).num_tiles);
-        let num_channels = num_tiles.max().unwrap_or(0) * TILE_CHANNELS;
+    /// Scratch for the sums of one launch.
+    fn sums_bytes(&self, device: &CudaDevice) -> usize {
         let num_octets = SliceMap::of(self.in_features()).num_octets;
-        num_channels * num_octets * MAX_ROWS * size_of::<f32>()
+        let wgmma_rows = self.wgmma_rows(device);
+        let launches = self.products.chunks(MAX_PARTS).map(|products| {
+            let stack = Stack::of(products.iter().map(|product| product.weights));
+            let num_channels = stack.num_tiles * TILE_CHANNELS;
+            let mma = num_channels * num_octets * MAX_ROWS * size_of::<f32>();
+            if wgmma_rows == 0 {
+                return mma;
+            }
+            let num_blocks = device.limits().num_multiprocessors;
+            mma.max(WgmmaLaunch::scratch_bytes(stack, wgmma_rows, num_blocks))
+        });
+        launches.max().unwrap_or(0)
     }
 
-    fn launch_rounded(&self, device: &CudaDevice, rounded: u64) -> Result<(), DeviceError> {
-        let scratch = device.scratch(self.sums_bytes())?;
+    fn launch_rounded(&self, device: &CudaDevice, rows: RowsOnGpu) -> Result<(), DeviceError> {
+        let scratch = device.scratch(self.sums_bytes(device))?;
+        let wgmma_rows = self.wgmma_rows(device);
         for products in self.products.chunks(MAX_PARTS) {
             let stack = Stack::of(products.iter().map(|product| product.weights));
             let mut first = 0;
+            while first < wgmma_rows {
+                let num_rows = WgmmaConfig::launch_rows(wgmma_rows - first);
+                let launch = WgmmaLaunch {
+                    source: self.source(),
+                    stack,
+                    view: self.view,
+                    params: self.params(products, first, num_rows),
+                    rows: rows.operands,
+                    first_row: first,
+                };
+                launch.run(device)?;
+                first += num_rows;
+            }
             while first < self.num_rows {
                 let left = self.num_rows - first;
                 let num_rows = SkinnyConfig::launch_rows(stack, self.view, left, device.limits());
                 let params = MatmulParams {
-                    x: rounded + (first * self.rounded_row_bytes()) as u64,
+                    x: rows.plain + (first * self.rounded_row_bytes()) as u64,
                     octet_sums: scratch,
                     grid_barrier: device.grid_barrier(),
                     ..self.params(products, first, num_rows)
@@ -389,9 +458,15 @@ impl SkinnyMatmul<'_> {
         Ok(())
     }
 
-    fn round_rows(&self, device: &CudaDevice, x: u64, rounded: u64) -> Result<(), DeviceError> {
+    fn round_rows(
+        &self,
+        device: &CudaDevice,
+        x: u64,
+        num_rows: usize,
+        rounded: u64,
+    ) -> Result<(), DeviceError> {
         let function = device.function(self.source(), "round_rows")?;
-        let num_values = self.num_rows * self.in_features();
+        let num_values = num_rows * self.in_features();
         let shape = Shape {
             num_blocks: num_values.div_ceil(512).min(1024) as u32,
             block_threads: 256,
@@ -401,7 +476,7 @@ impl SkinnyMatmul<'_> {
         let params = RoundRowsParams {
             x,
             rounded,
-            num_rows: self.num_rows as u32,
+            num_rows: num_rows as u32,
             in_features: self.in_features() as u32,
         };
         let launch = Launch::new(&function, shape, device.limits().has_clusters);

@@ -79,7 +79,9 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "tf32.cuh",
     "thread_copy.cuh",
     "top_keys.cuh",
-    "w12_decode.cuh"
+    "w12_decode.cuh",
+    "wgmma.cuh",
+    "wgmma_matmul.cuh"
 ];
 
 impl KernelSource {

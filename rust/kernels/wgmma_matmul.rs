@@ -1,0 +1,355 @@
+//! Launching `cuda/include/wgmma_matmul.cuh`: the matmuls of more than 32 rows on Hopper, with the bits of all others.
+//!
+//! [`WgmmaConfig`] says which rows go there and what a launch takes. None of it changes a sum.
+
+use super::skinny_matmul::{MatmulParams, Stack};
+use super::skinny_weights::{SliceFormat, SliceMap, TILE_CHANNELS, TILE_COLUMNS};
+use super::w12_matmul::WeightView;
+use crate::device::cuda::{CudaDevice, KernelSource, Launch, Limits, Shape};
+use crate::error::DeviceError;
+
+/// Tiles of a block's part of a unit: one a warp.
+const UNIT_TILES: usize = 8;
+const BLOCK_THREADS: usize = 384;
+/// Blocks of a cluster: they share the activations that they bring.
+const CLUSTER_BLOCKS: usize = 2;
+/// Bytes of eight rows of a super-tile of columns.
+const ROW_GROUP_BYTES: usize = 8 * TILE_COLUMNS * 2;
+/// Bytes of a warp's sums of one row.
+const ROW_SUM_BYTES: usize = TILE_CHANNELS * size_of::<f32>();
+const BARRIER_BYTES: usize = 8;
+/// Slots of a warp's ring beyond which nothing is gained.
+const MAX_RING_SLOTS: usize = 4;
+/// Super-tiles of activations without which the multiplying warps wait for them, and with which they never do.
+const ROW_SLOTS: [usize; 2] = [4, 12];
+/// Rows that one launch of mma.sync multiplies: with no more, it is faster.
+const MMA_ROWS: usize = 32;
+/// Octets of all units below which too few clusters find work.
+const MIN_OCTETS: usize = 33;
+
+/// How a launch with wgmma is laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct WgmmaConfig {
+    /// Rows that one instruction multiplies, 64 or 128.
+    tile_rows: usize,
+    /// Slices of a warp's ring.
+    ring_slots: usize,
+    /// Super-tiles of columns in the ring of activations.
+    row_slots: usize,
+    shared_bytes: usize,
+}
+
+impl WgmmaConfig {
+    /// How many of `num_rows`, from the first on, are to be multiplied with wgmma where there is that.
+    pub(super) fn first_rows(stack: Stack, num_rows: usize) -> usize {
+        let rest = num_rows % 128;
+        let num_rows = if rest <= MMA_ROWS {
+            num_rows - rest
+        } else {
+            num_rows
+        };
+        let units = num_units(stack) * num_rows.div_ceil(128);
+        let num_octets = units * SliceMap::of(stack.in_features).num_octets;
+        if num_octets < MIN_OCTETS { 0 } else { num_rows }
+    }
+
+    /// Rows of the first of the launches that multiply `num_rows` with wgmma.
+    pub(super) fn launch_rows(num_rows: usize) -> usize {
+        match num_rows % 128 {
+            1..=64 if num_rows > 128 => num_rows / 128 * 128,
+            _ => num_rows,
+        }
+    }
+
+    pub(super) fn choose(stack: Stack, view: WeightView, num_rows: usize, limits: Limits) -> Self {
+        let tile_rows = if num_rows <= 64 { 64 } else { 128 };
+        let map = SliceMap::of(stack.in_features);
+        let tile_bytes = match view {
+            WeightView::Exact => stack.format.tile_bytes(),
+            WeightView::Q => TILE_CHANNELS * TILE_COLUMNS,
+        };
+        let slot_bytes = stack.format.note_bytes() + map.slice_tiles() * tile_bytes;
+        let step_bytes = UNIT_TILES * (slot_bytes + BARRIER_BYTES);
+        let row_slot_bytes = tile_rows / 8 * ROW_GROUP_BYTES + 2 * BARRIER_BYTES;
+        let [few, many] = ROW_SLOTS;
+        let room = limits.block_shared_bytes;
+        let ring_slots =
+            (room.saturating_sub(few * row_slot_bytes) / step_bytes).clamp(1, MAX_RING_SLOTS);
+        let row_slots = (room.saturating_sub(ring_slots * step_bytes) / row_slot_bytes).min(many);
+        Self {
+            tile_rows,
+            ring_slots,
+            row_slots,
+            shared_bytes: ring_slots * step_bytes + row_slots * row_slot_bytes,
+        }
+    }
+
+    fn kernel_name(self, format: SliceFormat, view: WeightView) -> String {
+        let stem = match (format, view) {
+            (SliceFormat::Bf16, _) => "bf16_matmul",
+            (SliceFormat::W12, WeightView::Exact) => "w12_matmul",
+            (SliceFormat::W12, WeightView::Q) => "w12_matmul_q",
+        };
+        format!("{stem}_wgmma_{}", self.tile_rows)
+    }
+}
+
+/// Units of a cluster's channels.
+fn num_units(stack: Stack) -> usize {
+    stack.num_tiles.div_ceil(UNIT_TILES * CLUSTER_BLOCKS)
+}
+
+/// `WgmmaParams` of `wgmma_matmul.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct WgmmaParams {
+    matmul: MatmulParams,
+    totals: u64,
+    cut_sums: u64,
+    cut_flags: u64,
+    octet_counts: u64,
+    row_groups: u32,
+    row_stride: u32,
+    row_tiles: u32,
+    num_units: u32,
+    row_slots: u32,
+    is_strided: u32,
+}
+
+/// `RoundOperandsParams` of `wgmma_matmul.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RoundOperandsParams {
+    x: u64,
+    rounded: u64,
+    num_rows: u32,
+    in_features: u32,
+}
+
+/// Activations in the order in which wgmma takes them, `[super-tiles of columns][groups of eight rows][8 core matrices]`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OperandRows {
+    /// Where they lie.
+    pub(super) address: u64,
+    /// Rows there are, of which any number may be multiplied.
+    pub(super) num_rows: usize,
+}
+
+impl OperandRows {
+    /// Bytes of `num_rows` rows.
+    pub(super) fn num_bytes(num_rows: usize, in_features: usize) -> usize {
+        num_rows.div_ceil(8) * in_features.div_ceil(TILE_COLUMNS) * ROW_GROUP_BYTES
+    }
+
+    /// Where the value of a row and column lies among the values of `num_rows`.
+    pub(super) fn place(num_rows: usize, row: usize, column: usize) -> usize {
+        let (k_tile, within) = (column / TILE_COLUMNS, column % TILE_COLUMNS);
+        let (quad, fragment, half, e) = (within / 16, within % 16 / 4, within % 4 / 2, within % 2);
+        let group = k_tile * num_rows.div_ceil(8) + row / 8;
+        ((group * 8 + 2 * fragment + half) * 8 + row % 8) * 8 + 2 * quad + e
+    }
+
+    /// Rounds fp32 rows at `x` to `address`.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    pub(super) fn round(
+        device: &CudaDevice,
+        source: &'static KernelSource,
+        x: u64,
+        [num_rows, in_features]: [usize; 2],
+        address: u64,
+    ) -> Result<Self, DeviceError> {
+        let function = device.function(source, "round_operands")?;
+        let num_warps = num_rows.div_ceil(8) * in_features.div_ceil(TILE_COLUMNS);
+        let shape = Shape::of_values(32 * num_warps);
+        let params = RoundOperandsParams {
+            x,
+            rounded: address,
+            num_rows: num_rows as u32,
+            in_features: in_features as u32,
+        };
+        let launch = Launch::new(&function, shape, true);
+        // SAFETY: `params` mirrors the kernel's; the caller says that both places have room for the rows.
+        unsafe { launch.run(device, &params)? };
+        Ok(Self { address, num_rows })
+    }
+}
+
+/// A launch: `params` are those of mma.sync for the same rows, matrices and results.
+pub(super) struct WgmmaLaunch {
+    pub(super) source: &'static KernelSource,
+    pub(super) stack: Stack,
+    pub(super) view: WeightView,
+    pub(super) params: MatmulParams,
+    /// All rows, of which `params` takes `params.num_rows` from `first_row`, a multiple of eight, on.
+    pub(super) rows: OperandRows,
+    pub(super) first_row: usize,
+}
+
+impl WgmmaLaunch {
+    /// Scratch that multiplying `num_rows` takes.
+    pub(super) fn scratch_bytes(
+        stack: Stack,
+        num_rows: usize,
+        num_multiprocessors: usize,
+    ) -> usize {
+        let tile_rows = if num_rows <= 64 { 64 } else { 128 };
+        Self::scratch(stack, num_rows, tile_rows, num_multiprocessors)[3]
+    }
+
+    /// Where a launch's own totals, sums of cut octets and sums of shared units begin, and all ends.
+    fn scratch(stack: Stack, num_rows: usize, tile_rows: usize, num_blocks: usize) -> [usize; 4] {
+        let units = num_units(stack) * num_rows.div_ceil(tile_rows);
+        let own = UNIT_TILES * tile_rows * ROW_SUM_BYTES;
+        let num_octets = SliceMap::of(stack.in_features).num_octets;
+        let shared = num_blocks.min(units * CLUSTER_BLOCKS) * num_octets * own;
+        let own = num_blocks * own;
+        [0, own, 2 * own, 2 * own + shared]
+    }
+
+    /// Multiplies.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    pub(super) fn run(&self, device: &CudaDevice) -> Result<(), DeviceError> {
+        let limits = device.limits();
+        let num_rows = self.params.num_rows as usize;
+        let config = WgmmaConfig::choose(self.stack, self.view, num_rows, limits);
+        let name = config.kernel_name(self.stack.format, self.view);
+        let function = device.function(self.source, &name)?;
+        device.allow_shared_bytes(&function, config.shared_bytes)?;
+        let mut shape = Shape {
+            num_blocks: CLUSTER_BLOCKS as u32,
+            block_threads: BLOCK_THREADS as u32,
+            shared_bytes: config.shared_bytes as u32,
+            cluster_blocks: CLUSTER_BLOCKS as u32,
+        };
+        let max_clusters = Launch::new(&function, shape, false)
+            .max_clusters(device)?
+            .min(limits.num_multiprocessors / CLUSTER_BLOCKS);
+        let row_tiles = num_rows.div_ceil(config.tile_rows);
+        let num_units = num_units(self.stack) * row_tiles;
+        // With several tiles of rows, and units that fill the GPU evenly, those that run at a time share weights.
+        let num_turns = num_units.div_ceil(max_clusters);
+        let is_strided = row_tiles > 1 && num_units * 10 >= num_turns * max_clusters * 9;
+        // A run is an octet at least, so that no octet is cut twice.
+        let num_octets = num_units * self.params.num_octets as usize;
+        let num_clusters = if is_strided {
+            max_clusters.min(num_units)
+        } else {
+            max_clusters.min(num_octets)
+        };
+        let num_blocks = num_clusters * CLUSTER_BLOCKS;
+        shape.num_blocks = num_blocks as u32;
+        let [totals, cut_sums, octet_sums, end] =
+            Self::scratch(self.stack, num_rows, config.tile_rows, num_blocks);
+        let scratch = device.scratch(end)?;
+        let flags = device.block_flags();
+        let num_flags = num_blocks * UNIT_TILES;
+        let params = WgmmaParams {
+            matmul: MatmulParams {
+                x: self.rows.address + (self.first_row / 8 * ROW_GROUP_BYTES) as u64,
+                octet_sums: scratch + octet_sums as u64,
+                ring_slots: config.ring_slots as u32,
+                cluster_blocks: CLUSTER_BLOCKS as u32,
+                ..self.params
+            },
+            totals: scratch + totals as u64,
+            cut_sums: scratch + cut_sums as u64,
+            cut_flags: flags,
+            octet_counts: flags + (num_flags * size_of::<u32>()) as u64,
+            row_groups: num_rows.div_ceil(8) as u32,
+            row_stride: self.rows.num_rows.div_ceil(8) as u32,
+            row_tiles: row_tiles as u32,
+            num_units: num_units as u32,
+            row_slots: config.row_slots as u32,
+            is_strided: u32::from(is_strided),
+        };
+        let launch = Launch::new(&function, shape, true);
+        // SAFETY: `params` mirrors the kernel's. Weights, rows and results are as long as the shapes ask, which the packer
+        // and the caller saw to; the scratch was asked for just now, and there are flags for every block that the GPU
+        // holds. No more blocks than it holds at a time, so they may wait for each other.
+        unsafe { launch.run(device, &params) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const H200: Limits = Limits {
+        num_multiprocessors: 132,
+        block_shared_bytes: 232_448,
+        has_clusters: true,
+    };
+
+    fn stack(format: SliceFormat, out_features: usize, in_features: usize) -> Stack {
+        Stack {
+            format,
+            in_features,
+            num_tiles: out_features.div_ceil(TILE_CHANNELS),
+        }
+    }
+
+    #[test]
+    fn every_shape_has_both_rings() {
+        for in_features in [64, 1000, 2560, 5120, 6144, 17408] {
+            for (format, view) in [
+                (SliceFormat::Bf16, WeightView::Exact),
+                (SliceFormat::W12, WeightView::Exact),
+                (SliceFormat::W12, WeightView::Q),
+            ] {
+                for num_rows in [33, 64, 65, 300] {
+                    let config =
+                        WgmmaConfig::choose(stack(format, 4096, in_features), view, num_rows, H200);
+                    assert!(config.shared_bytes <= H200.block_shared_bytes, "{config:?}");
+                    assert!(config.ring_slots >= 2, "{in_features} {config:?}");
+                    assert!(config.row_slots >= 4, "{in_features} {config:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_are_shared_out_between_instructions() {
+        let large = stack(SliceFormat::W12, 34816, 5120);
+        for (num_rows, wgmma, launches) in [
+            (32, 0, vec![]),
+            (33, 33, vec![33]),
+            (100, 100, vec![100]),
+            (130, 128, vec![128]),
+            (300, 300, vec![256, 44]),
+            (360, 360, vec![360]),
+        ] {
+            assert_eq!(
+                WgmmaConfig::first_rows(large, num_rows),
+                wgmma,
+                "{num_rows}"
+            );
+            let mut left = wgmma;
+            let mut got = Vec::new();
+            while left > 0 {
+                got.push(WgmmaConfig::launch_rows(left));
+                left -= got[got.len() - 1];
+            }
+            assert_eq!(got, launches, "{num_rows}");
+        }
+        assert_eq!(
+            WgmmaConfig::first_rows(stack(SliceFormat::W12, 1024, 5120), 64),
+            0
+        );
+    }
+
+    #[test]
+    fn every_value_of_the_rows_has_its_own_place() {
+        let (num_rows, in_features) = (19, 130);
+        let mut seen = vec![false; OperandRows::num_bytes(num_rows, in_features) / 2];
+        for row in 0..num_rows {
+            for column in 0..in_features {
+                let place = OperandRows::place(num_rows, row, column);
+                assert!(!std::mem::replace(&mut seen[place], true), "{row} {column}");
+            }
+        }
+    }
+}
