@@ -13,10 +13,9 @@
 #pragma once
 
 #include "slice_sums.cuh"
-#include "wgmma.cuh"
 
-constexpr u32 UNIT_TILES = 8;  // tiles of a block's part of a unit: one a warp
-constexpr u32 WGMMA_THREADS = (UNIT_TILES + 4) * WARP_LANES;  // two warpgroups multiply, one thread of a third brings rows
+constexpr u32 BLOCK_TILES = 8;  // of a unit: one a warp
+constexpr u32 WGMMA_THREADS = (BLOCK_TILES + 4) * WARP_LANES;  // two warpgroups multiply, one thread of a third brings rows
 constexpr u32 ROW_GROUP_BYTES = TILE_COLUMNS * 16;  // eight rows of a super-tile of columns
 
 // Arguments of every kernel of this family; mirrored by the launcher.
@@ -35,6 +34,33 @@ struct WgmmaParams {
 };
 
 #if __CUDA_ARCH_FEAT_SM90_ALL
+#include "wgmma_bf16.cuh"
+
+// Copies to the same place in every block of the cluster, counted there on the same barrier. Without a hint: what many blocks
+// read stays in the L2 cache.
+__device__ __forceinline__ void copy_to_cluster(u32 to, const u8* from, u32 num_bytes, u32 barrier, u32 num_blocks) {
+    if (num_blocks == 1) {
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+                     "r"(num_bytes), "r"(barrier) : "memory");
+        return;
+    }
+    const u16 all = (1u << num_blocks) - 1;
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(num_bytes), "r"(barrier), "h"(all) : "memory");
+}
+
+// Says in another block that what lies in shared memory has been read. Unlike barrier_arrive_in_block it makes no write visible
+// there, which would take a fence of the whole GPU: over a thousand cycles.
+__device__ __forceinline__ void barrier_free_in_block(u32 remote_barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote_barrier) : "memory");
+}
+
+// An L2 policy for data that other blocks read again soon.
+__device__ __forceinline__ u64 read_again_policy() {
+    u64 policy;
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
 
 // Shared memory: both rings, their barriers. The launcher computes the same size.
 template <class Weights, u32 ROWS>
@@ -46,8 +72,8 @@ struct WgmmaLayout {
         slot_bytes = Weights::NOTE_BYTES + p.matmul.slice_tiles * Weights::TILE_BYTES;
         rows = start;
         ring = rows + p.row_slots * ROW_SLOT_BYTES;
-        ring_full = ring + UNIT_TILES * p.matmul.ring_slots * slot_bytes;
-        rows_full = ring_full + UNIT_TILES * p.matmul.ring_slots * 8;
+        ring_full = ring + BLOCK_TILES * p.matmul.ring_slots * slot_bytes;
+        rows_full = ring_full + BLOCK_TILES * p.matmul.ring_slots * 8;
         rows_empty = rows_full + p.row_slots * 8;
     }
 };
@@ -111,24 +137,30 @@ struct TileRing {
     const WgmmaParams& p;
     const ClusterRun& run;
     const u32 slots_start, slot_bytes, barriers_start, tile_in_unit, k_tiles, lane;
-    u32 index, slice;
+    u32 index, slice, octet, end;
+    const u8* tile_start;
 
-    // Finds its way anew each time: registers are scarcer than time.
-    __device__ __forceinline__ void ask(u32 slot) {
+    __device__ __forceinline__ void find_part() {
         if (index >= run.num_parts) return;
         const OctetPart part = run.part(index);
-        const SliceSpan span = slice_span(p.matmul, k_tiles, part.octet, slice);
-        const u32 tile = part.unit / p.row_tiles * UNIT_TILES * p.matmul.cluster_blocks + tile_in_unit;
+        slice = part.first, octet = part.octet, end = part.end;
+        const u32 tile = part.unit / p.row_tiles * BLOCK_TILES * p.matmul.cluster_blocks + tile_in_unit;
         const PartTile place(p.matmul, min(tile, p.matmul.num_tiles - 1));
         const u32 tile_bytes = k_tiles * Weights::STORED_TILE_BYTES + p.matmul.num_octets * SLICES * Weights::NOTE_BYTES;
-        const u8* from = p.matmul.parts[place.part].weights + static_cast<u64>(place.tile) * tile_bytes +
-                         span.first * Weights::STORED_TILE_BYTES + (part.octet * SLICES + slice) * Weights::NOTE_BYTES;
+        tile_start = p.matmul.parts[place.part].weights + static_cast<u64>(place.tile) * tile_bytes;
+    }
+
+    __device__ __forceinline__ void ask(u32 slot) {
+        if (index >= run.num_parts) return;
+        const SliceSpan span = slice_span(p.matmul, k_tiles, octet, slice);
         const u32 num_bytes = Weights::NOTE_BYTES + span.len * Weights::TILE_BYTES;
+        const u8* from = tile_start + span.first * Weights::STORED_TILE_BYTES + (octet * SLICES + slice) * Weights::NOTE_BYTES;
         const u64 policy = p.row_tiles > 1 ? read_again_policy() : read_once_policy();
         copy_begin(barriers_start + slot * 8, num_bytes, lane);
         if (num_bytes > 0) copy_async(slots_start + slot * slot_bytes, from, num_bytes, barriers_start + slot * 8, policy, lane);
-        if (++slice < part.end) return;
-        slice = run.part(++index).first;
+        if (++slice < end) return;
+        index++;
+        find_part();
     }
 };
 
@@ -144,7 +176,7 @@ __device__ __forceinline__ void stream_rows(const WgmmaParams& p, const WgmmaLay
         const u32 mine = rank * groups / num_blocks, mine_bytes = ((rank + 1) * groups / num_blocks - mine) * ROW_GROUP_BYTES;
         const u32 k_end = slice_span(p.matmul, k_tiles, part.octet, part.end).first;
         for (u32 k = slice_span(p.matmul, k_tiles, part.octet, part.first).first; k < k_end; k++) {
-            barrier_wait_cluster(shared.rows_empty + slot * 8, parity);
+            barrier_wait(shared.rows_empty + slot * 8, parity);
             barrier_expect(shared.rows_full + slot * 8, groups * ROW_GROUP_BYTES);
             const u32 to = shared.rows + slot * shared.ROW_SLOT_BYTES + mine * ROW_GROUP_BYTES;
             const u8* from = reinterpret_cast<const u8*>(p.matmul.x) +
@@ -166,7 +198,7 @@ __device__ __forceinline__ void sum_slice(const WgmmaParams& p, const WgmmaLayou
                                           const typename Weights::Slice& slice, u32 len, RowSlots& rows, u32 lane,
                                           float (&sums)[ROWS / 2]) {
     const auto free_rows = [&] {
-        if (lane < p.matmul.cluster_blocks) barrier_arrive_in_block(address_in_block(shared.rows_empty + rows.to_free * 8, lane));
+        if (lane < p.matmul.cluster_blocks) barrier_free_in_block(address_in_block(shared.rows_empty + rows.to_free * 8, lane));
         if (++rows.to_free == p.row_slots) rows.to_free = 0;
     };
 #pragma unroll
@@ -183,7 +215,7 @@ __device__ __forceinline__ void sum_slice(const WgmmaParams& p, const WgmmaLayou
             slice.patch(j, a[j % 2]);
             barrier_wait(shared.rows_full + rows.slot * 8, rows.parity);
             __syncwarp();
-            const u64 b = core_matrices(shared.rows + rows.slot * shared.ROW_SLOT_BYTES, 128, ROW_GROUP_BYTES);
+            const u64 b = matrix_descriptor(shared.rows + rows.slot * shared.ROW_SLOT_BYTES, 128, ROW_GROUP_BYTES);
             wgmma_begin();
 #pragma unroll
             for (u32 fragment = 0; fragment < 4; fragment++) wgmma_k16<ROWS>(sums, a[j % 2][fragment], b + fragment * (256 >> 4));
@@ -196,16 +228,11 @@ __device__ __forceinline__ void sum_slice(const WgmmaParams& p, const WgmmaLayou
     if (len > 0) free_rows();
 }
 
-__device__ __forceinline__ void store_sum(const MatmulParams& p, const MatmulPart& part, u32 row, u32 channel, float sum) {
-    if (row >= p.num_rows || channel >= part.out_features) return;
-    float* y = part.y + static_cast<u64>(row) * part.out_features + channel;
-    *y = p.adds_to_output ? *y + sum : sum;
-}
-
 // A warp's part of a unit.
 template <u32 ROWS>
 struct UnitTile {
     static constexpr u32 FRAGMENTS = ROWS / 8, FLOATS4 = FRAGMENTS * WARP_LANES;  // a fragment: sums of a tile and eight rows
+    static constexpr u32 AT_ONCE = 32;  // floats that are loaded before the first of them is used
     const WgmmaParams& p;
     const ClusterRun& run;
     const u32 warp, lane;
@@ -215,26 +242,74 @@ struct UnitTile {
                                         u32 lane_index)
         : p(params), run(cluster_run), warp(warp_index), lane(lane_index), unit(unit_index) {
         const u32 num_blocks = p.matmul.cluster_blocks;
-        tile = (unit / p.row_tiles * num_blocks + blockIdx.x % num_blocks) * UNIT_TILES + warp;
+        tile = (unit / p.row_tiles * num_blocks + blockIdx.x % num_blocks) * BLOCK_TILES + warp;
         first_row = unit % p.row_tiles * ROWS;
     }
 
-    __device__ __forceinline__ u32 place(u32 block) const { return block * UNIT_TILES + warp; }
+    __device__ __forceinline__ u32 place(u32 block) const { return block * BLOCK_TILES + warp; }
 
-    __device__ __forceinline__ void store_fragment(const PartTile& at, u32 index, float4 sums) const {
+    // Stores a unit's sums, or adds them to what is there. All loads come first: none waits for a store before it.
+    __device__ __forceinline__ void store_unit(float (&sums)[ROWS / 2]) const {
+        if (tile >= p.matmul.num_tiles) return;
+        const PartTile at(p.matmul, tile);
         const MatmulPart& part = p.matmul.parts[at.part];
-        const u32 row = first_row + index * 8 + lane % 4 * 2, channel = at.tile * TILE_CHANNELS + lane / 4;
-        store_sum(p.matmul, part, row, channel, sums.x);
-        store_sum(p.matmul, part, row + 1, channel, sums.y);
-        store_sum(p.matmul, part, row, channel + 8, sums.z);
-        store_sum(p.matmul, part, row + 1, channel + 8, sums.w);
+        const u32 channel = at.tile * TILE_CHANNELS + lane / 4, rows_left = p.matmul.num_rows - min(p.matmul.num_rows, first_row + lane % 4 * 2);
+        const u64 stride = part.out_features;
+        float* y = part.y + (first_row + lane % 4 * 2) * stride + channel;
+        const bool is_there[2] = {channel < part.out_features, channel + 8 < part.out_features};
+        if (p.matmul.adds_to_output) {
+            float* from = y;
+#pragma unroll
+            for (u32 i = 0; i < FRAGMENTS; i++) {
+                float before[4];
+#pragma unroll
+                for (u32 c = 0; c < 4; c++) {
+                    const bool is_wanted = i * 8 + c % 2 < rows_left && is_there[c / 2];
+                    before[c] = is_wanted ? __ldcg(from + c % 2 * stride + c / 2 * 8) : 0.0f;
+                }
+#pragma unroll
+                for (u32 c = 0; c < 4; c++) sums[4 * i + c] = before[c] + sums[4 * i + c];
+                from += 8 * stride;
+                // One address at a time: all of them would fill the registers.
+                asm volatile("" : "+l"(from));
+            }
+        }
+#pragma unroll
+        for (u32 i = 0; i < FRAGMENTS; i++) {
+#pragma unroll
+            for (u32 c = 0; c < 4; c++) {
+                if (i * 8 + c % 2 < rows_left && is_there[c / 2]) y[c % 2 * stride + c / 2 * 8] = sums[4 * i + c];
+            }
+            y += 8 * stride;
+            asm volatile("" : "+l"(y));
+        }
+    }
+
+    // Adds what lies in memory to `sums`, which are later in the order.
+    __device__ __forceinline__ void add_after(const float4* from, float (&sums)[ROWS / 2]) const {
+#pragma unroll
+        for (u32 first = 0; first < ROWS / 2; first += AT_ONCE) {
+            float4 before[AT_ONCE / 4];
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE / 4; i++) before[i] = __ldcg(from + (first / 4 + i) * WARP_LANES);
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE / 4; i++) {
+                float* to = sums + first + 4 * i;
+                to[0] = before[i].x + to[0], to[1] = before[i].y + to[1], to[2] = before[i].z + to[2], to[3] = before[i].w + to[3];
+            }
+        }
+    }
+
+    __device__ __forceinline__ void leave(float4* to, const float (&sums)[ROWS / 2]) const {
+#pragma unroll
+        for (u32 i = 0; i < FRAGMENTS; i++) {
+            __stcg(to + i * WARP_LANES, make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
+        }
     }
 
     // Leaves the first slices of an octet for the next cluster.
     __device__ __forceinline__ void leave_cut(const float (&sums)[ROWS / 2]) const {
-        float4* to = p.cut_sums + static_cast<u64>(place(blockIdx.x)) * FLOATS4 + lane;
-#pragma unroll
-        for (u32 i = 0; i < FRAGMENTS; i++) __stcg(to + i * WARP_LANES, make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
+        leave(p.cut_sums + static_cast<u64>(place(blockIdx.x)) * FLOATS4 + lane, sums);
         __threadfence();
         __syncwarp();
         if (lane == 0) atomicExch(p.cut_flags + place(blockIdx.x), 1);
@@ -260,42 +335,33 @@ struct UnitTile {
     // Adds an octet of a unit that is this cluster's alone.
     __device__ __forceinline__ void add_octet(u32 octet, float (&sums)[ROWS / 2]) const {
         float4* totals = p.totals + static_cast<u64>(place(blockIdx.x)) * FLOATS4 + lane;
-        const bool is_last = octet + 1 == p.matmul.num_octets, is_there = tile < p.matmul.num_tiles;
-        const PartTile at(p.matmul, min(tile, p.matmul.num_tiles - 1));
-#pragma unroll
-        for (u32 i = 0; i < FRAGMENTS; i++) {
-            float4 total = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
-            if (octet > 0) add_to(total, __ldcg(totals + i * WARP_LANES));
-            if (!is_last) __stcg(totals + i * WARP_LANES, total);
-            else if (is_there) store_fragment(at, i, total);
-        }
+        if (octet > 0) add_after(totals, sums);
+        if (octet + 1 < p.matmul.num_octets) leave(totals, sums);
+        else store_unit(sums);
     }
 
     // Brings an octet of a unit that clusters share; who brings the last one adds them all.
-    __device__ __forceinline__ void bring_octet(u32 octet, const float (&sums)[ROWS / 2]) const {
+    __device__ __forceinline__ void bring_octet(u32 octet, float (&sums)[ROWS / 2]) const {
         const u32 num_octets = p.matmul.num_octets, num_blocks = p.matmul.cluster_blocks;
-        const u32 begins = place(run.meeting_place(p, unit) * num_blocks + blockIdx.x % num_blocks);
-        float4* octets = p.matmul.octet_sums + static_cast<u64>(begins) * num_octets * FLOATS4 + lane;
-#pragma unroll
-        for (u32 i = 0; i < FRAGMENTS; i++) {
-            __stcg(octets + octet * FLOATS4 + i * WARP_LANES, make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
-        }
+        const u32 meets = place(run.meeting_place(p, unit) * num_blocks + blockIdx.x % num_blocks);
+        float4* octets = p.matmul.octet_sums + static_cast<u64>(meets) * num_octets * FLOATS4 + lane;
+        leave(octets + octet * FLOATS4, sums);
         __threadfence();
         __syncwarp();
         u32 before = 0;
-        if (lane == 0) before = atomicAdd(p.octet_counts + begins, 1);
+        if (lane == 0) before = atomicAdd(p.octet_counts + meets, 1);
         before = __shfl_sync(0xFFFFFFFF, before, 0);
         if (before + 1 < num_octets) return;
-        if (lane == 0) p.octet_counts[begins] = 0;
+        if (lane == 0) p.octet_counts[meets] = 0;
         __threadfence();
-        if (tile >= p.matmul.num_tiles) return;
-        const PartTile at(p.matmul, tile);
-#pragma unroll 2
+#pragma unroll
         for (u32 i = 0; i < FRAGMENTS; i++) {
-            float4 total = __ldcg(octets + i * WARP_LANES);
-            for (u32 other = 1; other < num_octets; other++) add_to(total, __ldcg(octets + other * FLOATS4 + i * WARP_LANES));
-            store_fragment(at, i, total);
+            const float4 first = __ldcg(octets + i * WARP_LANES);
+            sums[4 * i] = first.x, sums[4 * i + 1] = first.y, sums[4 * i + 2] = first.z, sums[4 * i + 3] = first.w;
         }
+#pragma unroll 1
+        for (u32 other = 1; other < num_octets; other++) add_after(octets + other * FLOATS4, sums);
+        store_unit(sums);
     }
 };
 
@@ -304,8 +370,9 @@ __device__ __forceinline__ void multiply_run(const WgmmaParams& p, const WgmmaLa
                                              u32 k_tiles, u32 warp, u32 lane) {
     const u32 num_blocks = p.matmul.cluster_blocks, ring_slots = p.matmul.ring_slots;
     TileRing<Weights> ring{p, run, shared.ring + warp * ring_slots * shared.slot_bytes, shared.slot_bytes,
-                           shared.ring_full + warp * ring_slots * 8, blockIdx.x % num_blocks * UNIT_TILES + warp, k_tiles, lane,
-                           0, run.part(0).first};
+                           shared.ring_full + warp * ring_slots * 8, blockIdx.x % num_blocks * BLOCK_TILES + warp, k_tiles, lane,
+                           0, 0, 0, 0, nullptr};
+    ring.find_part();
     for (u32 slot = 0; slot < ring_slots; slot++) ring.ask(slot);
     wait_for_predecessors();
     if (num_blocks > 1) cluster_wait();
@@ -354,24 +421,24 @@ __device__ __forceinline__ void wgmma_matmul(const WgmmaParams& p) {
     const u32 k_tiles = (p.matmul.in_features + TILE_COLUMNS - 1) / TILE_COLUMNS;
     const u32 num_blocks = p.matmul.cluster_blocks;
     const ClusterRun run(p);
-    for (u32 i = threadIdx.x; i < UNIT_TILES * p.matmul.ring_slots; i += WGMMA_THREADS) barrier_init(shared.ring_full + i * 8, 1);
+    for (u32 i = threadIdx.x; i < BLOCK_TILES * p.matmul.ring_slots; i += WGMMA_THREADS) barrier_init(shared.ring_full + i * 8, 1);
     for (u32 i = threadIdx.x; i < p.row_slots; i += WGMMA_THREADS) {
         barrier_init(shared.rows_full + i * 8, 1);
-        barrier_init(shared.rows_empty + i * 8, UNIT_TILES * num_blocks);
+        barrier_init(shared.rows_empty + i * 8, BLOCK_TILES * num_blocks);
     }
     barrier_init_fence();
     __syncthreads();
     if (num_blocks > 1) cluster_arrive();
     launch_dependents();
     // Registers belong to warpgroups: those that multiply take what the third leaves.
-    if (warp < UNIT_TILES) {
+    if (warp < BLOCK_TILES) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
         multiply_run<Weights, ROWS>(p, shared, run, k_tiles, warp, lane);
     } else {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
         wait_for_predecessors();
         if (num_blocks > 1) cluster_wait();
-        if (threadIdx.x == UNIT_TILES * WARP_LANES) stream_rows<Weights, ROWS>(p, shared, run, k_tiles);
+        if (threadIdx.x == BLOCK_TILES * WARP_LANES) stream_rows<Weights, ROWS>(p, shared, run, k_tiles);
         __syncwarp();
     }
     if (num_blocks > 1) {

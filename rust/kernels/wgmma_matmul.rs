@@ -1,15 +1,14 @@
-//! Launching `cuda/include/wgmma_matmul.cuh`: the matmuls of more than 32 rows on Hopper, with the bits of all others.
+//! Launching `cuda/include/wgmma_matmul.cuh`: exact matmuls of more than 32 rows on Hopper, with the bits of all others.
 //!
 //! [`WgmmaConfig`] says which rows go there and what a launch takes. None of it changes a sum.
 
 use super::skinny_matmul::{MatmulParams, Stack};
 use super::skinny_weights::{SliceFormat, SliceMap, TILE_CHANNELS, TILE_COLUMNS};
-use super::w12_matmul::WeightView;
 use crate::device::cuda::{CudaDevice, KernelSource, Launch, Limits, Shape};
 use crate::error::DeviceError;
 
-/// Tiles of a block's part of a unit: one a warp.
-const UNIT_TILES: usize = 8;
+/// Tiles of a unit that a block multiplies: one a warp.
+const BLOCK_TILES: usize = 8;
 const BLOCK_THREADS: usize = 384;
 /// Blocks of a cluster: they share the activations that they bring.
 const CLUSTER_BLOCKS: usize = 2;
@@ -24,8 +23,9 @@ const MAX_RING_SLOTS: usize = 4;
 const ROW_SLOTS: [usize; 2] = [4, 12];
 /// Rows that one launch of mma.sync multiplies: with no more, it is faster.
 const MMA_ROWS: usize = 32;
-/// Octets of all units below which too few clusters find work.
-const MIN_OCTETS: usize = 33;
+/// Rows of a tile, for which there are kernels.
+const MIN_TILE_ROWS: usize = 64;
+const MAX_TILE_ROWS: usize = 128;
 
 /// How a launch with wgmma is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,36 +40,32 @@ pub(super) struct WgmmaConfig {
 }
 
 impl WgmmaConfig {
-    /// How many of `num_rows`, from the first on, are to be multiplied with wgmma where there is that.
-    pub(super) fn first_rows(stack: Stack, num_rows: usize) -> usize {
-        let rest = num_rows % 128;
-        let num_rows = if rest <= MMA_ROWS {
+    /// How many of `num_rows`, from the first on, are to be multiplied with wgmma where there is that: not a rest that one
+    /// launch of mma.sync takes.
+    pub(super) fn first_rows(num_rows: usize) -> usize {
+        let rest = num_rows % MAX_TILE_ROWS;
+        if rest <= MMA_ROWS {
             num_rows - rest
         } else {
             num_rows
-        };
-        let units = num_units(stack) * num_rows.div_ceil(128);
-        let num_octets = units * SliceMap::of(stack.in_features).num_octets;
-        if num_octets < MIN_OCTETS { 0 } else { num_rows }
+        }
     }
 
     /// Rows of the first of the launches that multiply `num_rows` with wgmma.
     pub(super) fn launch_rows(num_rows: usize) -> usize {
-        match num_rows % 128 {
-            1..=64 if num_rows > 128 => num_rows / 128 * 128,
+        match num_rows % MAX_TILE_ROWS {
+            1..=MIN_TILE_ROWS if num_rows > MAX_TILE_ROWS => {
+                num_rows / MAX_TILE_ROWS * MAX_TILE_ROWS
+            }
             _ => num_rows,
         }
     }
 
-    pub(super) fn choose(stack: Stack, view: WeightView, num_rows: usize, limits: Limits) -> Self {
-        let tile_rows = if num_rows <= 64 { 64 } else { 128 };
+    pub(super) fn choose(stack: Stack, num_rows: usize, limits: Limits) -> Self {
+        let tile_rows = tile_rows(num_rows);
         let map = SliceMap::of(stack.in_features);
-        let tile_bytes = match view {
-            WeightView::Exact => stack.format.tile_bytes(),
-            WeightView::Q => TILE_CHANNELS * TILE_COLUMNS,
-        };
-        let slot_bytes = stack.format.note_bytes() + map.slice_tiles() * tile_bytes;
-        let step_bytes = UNIT_TILES * (slot_bytes + BARRIER_BYTES);
+        let slot_bytes = stack.format.note_bytes() + map.slice_tiles() * stack.format.tile_bytes();
+        let step_bytes = BLOCK_TILES * (slot_bytes + BARRIER_BYTES);
         let row_slot_bytes = tile_rows / 8 * ROW_GROUP_BYTES + 2 * BARRIER_BYTES;
         let [few, many] = ROW_SLOTS;
         let room = limits.block_shared_bytes;
@@ -84,19 +80,26 @@ impl WgmmaConfig {
         }
     }
 
-    fn kernel_name(self, format: SliceFormat, view: WeightView) -> String {
-        let stem = match (format, view) {
-            (SliceFormat::Bf16, _) => "bf16_matmul",
-            (SliceFormat::W12, WeightView::Exact) => "w12_matmul",
-            (SliceFormat::W12, WeightView::Q) => "w12_matmul_q",
+    fn kernel_name(self, format: SliceFormat) -> String {
+        let stem = match format {
+            SliceFormat::Bf16 => "bf16_matmul",
+            SliceFormat::W12 => "w12_matmul",
         };
         format!("{stem}_wgmma_{}", self.tile_rows)
     }
 }
 
+fn tile_rows(num_rows: usize) -> usize {
+    if num_rows <= MIN_TILE_ROWS {
+        MIN_TILE_ROWS
+    } else {
+        MAX_TILE_ROWS
+    }
+}
+
 /// Units of a cluster's channels.
 fn num_units(stack: Stack) -> usize {
-    stack.num_tiles.div_ceil(UNIT_TILES * CLUSTER_BLOCKS)
+    stack.num_tiles.div_ceil(BLOCK_TILES * CLUSTER_BLOCKS)
 }
 
 /// `WgmmaParams` of `wgmma_matmul.cuh`.
@@ -180,7 +183,6 @@ impl OperandRows {
 pub(super) struct WgmmaLaunch {
     pub(super) source: &'static KernelSource,
     pub(super) stack: Stack,
-    pub(super) view: WeightView,
     pub(super) params: MatmulParams,
     /// All rows, of which `params` takes `params.num_rows` from `first_row`, a multiple of eight, on.
     pub(super) rows: OperandRows,
@@ -194,14 +196,13 @@ impl WgmmaLaunch {
         num_rows: usize,
         num_multiprocessors: usize,
     ) -> usize {
-        let tile_rows = if num_rows <= 64 { 64 } else { 128 };
-        Self::scratch(stack, num_rows, tile_rows, num_multiprocessors)[3]
+        Self::scratch(stack, num_rows, tile_rows(num_rows), num_multiprocessors)[3]
     }
 
     /// Where a launch's own totals, sums of cut octets and sums of shared units begin, and all ends.
     fn scratch(stack: Stack, num_rows: usize, tile_rows: usize, num_blocks: usize) -> [usize; 4] {
         let units = num_units(stack) * num_rows.div_ceil(tile_rows);
-        let own = UNIT_TILES * tile_rows * ROW_SUM_BYTES;
+        let own = BLOCK_TILES * tile_rows * ROW_SUM_BYTES;
         let num_octets = SliceMap::of(stack.in_features).num_octets;
         let shared = num_blocks.min(units * CLUSTER_BLOCKS) * num_octets * own;
         let own = num_blocks * own;
@@ -215,8 +216,8 @@ impl WgmmaLaunch {
     pub(super) fn run(&self, device: &CudaDevice) -> Result<(), DeviceError> {
         let limits = device.limits();
         let num_rows = self.params.num_rows as usize;
-        let config = WgmmaConfig::choose(self.stack, self.view, num_rows, limits);
-        let name = config.kernel_name(self.stack.format, self.view);
+        let config = WgmmaConfig::choose(self.stack, num_rows, limits);
+        let name = config.kernel_name(self.stack.format);
         let function = device.function(self.source, &name)?;
         device.allow_shared_bytes(&function, config.shared_bytes)?;
         let mut shape = Shape {
@@ -245,8 +246,8 @@ impl WgmmaLaunch {
         let [totals, cut_sums, octet_sums, end] =
             Self::scratch(self.stack, num_rows, config.tile_rows, num_blocks);
         let scratch = device.scratch(end)?;
-        let flags = device.block_flags();
-        let num_flags = num_blocks * UNIT_TILES;
+        let flags = device.arrivals();
+        let num_flags = num_blocks * BLOCK_TILES;
         let params = WgmmaParams {
             matmul: MatmulParams {
                 x: self.rows.address + (self.first_row / 8 * ROW_GROUP_BYTES) as u64,
@@ -295,14 +296,10 @@ mod tests {
     #[test]
     fn every_shape_has_both_rings() {
         for in_features in [64, 1000, 2560, 5120, 6144, 17408] {
-            for (format, view) in [
-                (SliceFormat::Bf16, WeightView::Exact),
-                (SliceFormat::W12, WeightView::Exact),
-                (SliceFormat::W12, WeightView::Q),
-            ] {
+            for format in [SliceFormat::Bf16, SliceFormat::W12] {
                 for num_rows in [33, 64, 65, 300] {
                     let config =
-                        WgmmaConfig::choose(stack(format, 4096, in_features), view, num_rows, H200);
+                        WgmmaConfig::choose(stack(format, 4096, in_features), num_rows, H200);
                     assert!(config.shared_bytes <= H200.block_shared_bytes, "{config:?}");
                     assert!(config.ring_slots >= 2, "{in_features} {config:?}");
                     assert!(config.row_slots >= 4, "{in_features} {config:?}");
@@ -313,7 +310,6 @@ mod tests {
 
     #[test]
     fn rows_are_shared_out_between_instructions() {
-        let large = stack(SliceFormat::W12, 34816, 5120);
         for (num_rows, wgmma, launches) in [
             (32, 0, vec![]),
             (33, 33, vec![33]),

@@ -41,6 +41,8 @@ def test_a_row_has_one_result(n: int, k: int, escape_rate: float) -> None:
     assert np.all(np.abs(full - want) <= 2e-6 * scale + 1e-30)
     np.testing.assert_array_equal(full, kernels.bf16_matmul(x, weight, device="cuda"))
     coarse = kernels.w12_matmul(x, weight, q_view=True, device="cuda")
+    # Weights of four bits, on some GPUs times activations of four: errors of a few percent each, of no common sign.
+    assert np.all(np.abs(coarse - want) <= 0.03 * scale + 1e-30)
     for num_rows in ROW_COUNTS:
         first = (64 - num_rows) // 2
         rows = slice(first, first + num_rows)
@@ -52,9 +54,9 @@ def test_a_row_has_one_result(n: int, k: int, escape_rate: float) -> None:
             np.testing.assert_array_equal(got, whole[rows])
 
 
-# Enough channels for wgmma where there is that: padding on both sides; slices of one to five super-tiles.
-WIDE_SHAPES = [(8455, 250), (8449, 1000), (2100, 6144), (4500, 5120), (1300, 17408)]
-MANY_ROWS = [33, 40, 64, 65, 100, 128, 200, 256, 300]
+# Channels, columns, rows; the last two have enough octets for cuts through them.
+MANY_ROWS = [(109, 250, 300), (333, 1000, 300), (272, 5120, 300), (160, 6144, 300), (96, 17408, 300)]
+MANY_ROWS += [(17300, 250, 200), (8700, 2624, 96)]
 
 
 def in_chunks(multiply: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
@@ -62,12 +64,12 @@ def in_chunks(multiply: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np
     return np.concatenate([multiply(x[first : first + 32]) for first in range(0, len(x), 32)])
 
 
-@pytest.mark.parametrize(("n", "k"), WIDE_SHAPES)
-def test_many_rows_have_the_bits_of_few(n: int, k: int) -> None:
+@pytest.mark.parametrize(("n", "k", "most"), MANY_ROWS)
+def test_many_rows_have_the_bits_of_few(n: int, k: int, most: int) -> None:
     rng = np.random.default_rng([n, k])
     weight = weights(rng, n, k, 4e-4)
     weight[5:40:7] = weights(rng, 5, k, 2e-2)  # crowded with escapes
-    x = rng.normal(size=(300, k)).astype(np.float32)
+    x = rng.normal(size=(most, k)).astype(np.float32)
     x[3::50] *= 1e30  # outliers
     x[5::50, : k // 2] = -x[5::50, k // 2 :]
     weight[7, : k // 2] = weight[7, k // 2 :]  # cancels
@@ -77,8 +79,10 @@ def test_many_rows_have_the_bits_of_few(n: int, k: int) -> None:
         partial(kernels.w12_matmul, weight=weight, q_view=True, device="cuda"),
     ):
         want = in_chunks(multiply, x)
-        for num_rows in MANY_ROWS:
-            first = (300 - num_rows) // 2
+        for num_rows in (33, 40, 64, 65, 96, 128, 200, 256, 300):
+            if num_rows > most:
+                break
+            first = (most - num_rows) // 2
             got = multiply(x[first : first + num_rows])
             np.testing.assert_array_equal(got.view(np.uint32), want[first : first + num_rows].view(np.uint32))
 
@@ -86,8 +90,8 @@ def test_many_rows_have_the_bits_of_few(n: int, k: int) -> None:
 @pytest.mark.parametrize("k", [5120, 17408])
 def test_many_rows_of_matrices_multiplied_together(k: int) -> None:
     rng = np.random.default_rng([k, 3])
-    stacked = [(weights(rng, n, k, 4e-4), "w12") for n in (2047, 16, 1500, 1000)]
-    stacked += [(weights(rng, n, k, 0.0), "bf16") for n in (2500, 2100)]
+    stacked = [(weights(rng, n, k, 4e-4), "w12") for n in (47, 16, 160, 31)]
+    stacked += [(weights(rng, n, k, 0.0), "bf16") for n in (96, 17)]
     x = rng.normal(size=(150, k)).astype(np.float32)
     for q_view in (False, True):
         kernel = {"w12": partial(kernels.w12_matmul, q_view=q_view), "bf16": kernels.bf16_matmul}
@@ -102,9 +106,9 @@ def test_many_rows_of_matrices_multiplied_together(k: int) -> None:
 
 def test_many_rows_are_added_to_the_residual() -> None:
     rng = np.random.default_rng(11)
-    weight = weights(rng, 4500, 5120, 4e-4)
+    weight = weights(rng, 300, 5120, 4e-4)
     x = rng.normal(size=(129 + 64, 5120)).astype(np.float32)
-    residual = rng.normal(size=(len(x), 4500)).astype(np.float32)
+    residual = rng.normal(size=(len(x), 300)).astype(np.float32)
     plain = kernels.w12_matmul(x, weight, device="cuda")
     added = kernels.w12_matmul(x, weight, residual, device="cuda")
     np.testing.assert_array_equal(added, residual + plain)
@@ -147,7 +151,10 @@ def test_views_and_residual_agree_with_the_host() -> None:
     for q_view in (False, True):
         plain = kernels.w12_matmul(x, weight, q_view=q_view, device="cuda")
         host = kernels.w12_matmul(x, weight, q_view=q_view)
-        np.testing.assert_allclose(plain, host, rtol=0, atol=2e-6 * np.abs(x).sum(axis=1).max())
+        # Where the 8-bit view is multiplied by E4M3, its activations are off by up to a sixteenth.
+        relative = 0.03 if q_view else 2e-6
+        scale = np.abs(x) @ np.abs(from_bits(weight)).T
+        np.testing.assert_allclose(plain / scale, host / scale, rtol=0, atol=relative)
         added = kernels.w12_matmul(x, weight, residual, q_view=q_view, device="cuda")
         np.testing.assert_array_equal(added, residual + plain)
 

@@ -39,8 +39,6 @@ pub use source::{KERNEL_SOURCES, KernelSource};
 
 /// Counter and generation of a barrier, on a line of its own.
 const GRID_BARRIER_BYTES: usize = 256;
-/// Flags of a block, see [`CudaDevice::block_flags`].
-const BLOCK_FLAG_BYTES: usize = 64;
 
 /// One GPU, its stream and the kernels compiled for it.
 pub struct CudaDevice {
@@ -61,6 +59,8 @@ pub struct CudaDevice {
     scratch: Mutex<Vec<CudaSlice<u8>>>,
     /// See [`CudaDevice::grid_barrier`].
     grid_barrier: CudaSlice<u8>,
+    /// See [`CudaDevice::arrivals`].
+    arrivals: CudaSlice<u32>,
 }
 
 /// What kernels size themselves by.
@@ -113,8 +113,11 @@ impl CudaDevice {
             lists: Arc::default(),
             scratch: Mutex::default(),
             grid_barrier: stream
-                .alloc_zeros(GRID_BARRIER_BYTES + limits.num_multiprocessors * BLOCK_FLAG_BYTES)
+                .alloc_zeros(GRID_BARRIER_BYTES)
                 .map_err(driver("allocating a barrier"))?,
+            arrivals: stream
+                .alloc_zeros(Self::NUM_ARRIVALS)
+                .map_err(driver("allocating counters"))?,
             context,
             stream,
         })
@@ -250,10 +253,13 @@ impl CudaDevice {
         self.grid_barrier.device_ptr(&self.stream).0
     }
 
-    /// The address of 64 bytes for each of as many blocks as there are multiprocessors, zero whenever no kernel runs: one that
-    /// sets some of them sets them back.
-    pub fn block_flags(&self) -> u64 {
-        self.grid_barrier() + GRID_BARRIER_BYTES as u64
+    /// Counters at [`arrivals`](Self::arrivals).
+    pub const NUM_ARRIVALS: usize = 8192;
+
+    /// The address of counters by which blocks of one kernel say that they have left something; all are zero between
+    /// kernels.
+    pub fn arrivals(&self) -> u64 {
+        self.arrivals.device_ptr(&self.stream).0
     }
 
     /// The address of at least `num_bytes` of memory that any kernel of the stream may use until the next one starts,

@@ -72,8 +72,10 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "screen_scan_wgmma.cuh",
     "placed_rows.cuh",
     "power_of_two.cuh",
+    "q_view.cuh",
     "row_paths.cuh",
     "skinny_matmul.cuh",
+    "slice_note.cuh",
     "slice_sums.cuh",
     "split_product.cuh",
     "tf32.cuh",
@@ -81,6 +83,7 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "top_keys.cuh",
     "w12_decode.cuh",
     "wgmma.cuh",
+    "wgmma_bf16.cuh",
     "wgmma_matmul.cuh"
 ];
 
