@@ -459,40 +459,30 @@ __device__ __forceinline__ void wgmma_matmul(const WgmmaParams& p) {
 #define WGMMA_MATMUL_KERNELS(NAME, ...)
 #endif
 
-// Arguments of `round_operands`; mirrored by the launcher.
-struct RoundOperandsParams {
-    const float* x;
-    u16* rounded;
+// Arguments of `arrange_rows`; mirrored by the launcher.
+struct ArrangeRowsParams {
+    const u16* rounded;  // [num_rows][super-tiles of columns] BF16
+    u16* arranged;
     u32 num_rows;
-    u32 in_features;
+    u32 k_tiles;
 };
 
-// fp32 rows to BF16 as wgmma takes them: super-tiles of columns, in these groups of eight rows, zeros after the last one, in
-// these a core matrix of 8 x 16 bytes for every eight columns. Column 16 t + 4 f + 2 h + e of a super-tile is number 2 t + e
-// of core matrix 2 f + h: fragment f's operand B.
-extern "C" __global__ void round_operands(const __grid_constant__ RoundOperandsParams p) {
+// Rounded rows as wgmma takes them: super-tiles of columns, in these groups of eight rows, anything after the last one, in these
+// a core matrix of 8 x 16 bytes for every eight columns. Column 16 t + 4 f + 2 h + e of a super-tile is number 2 t + e of core
+// matrix 2 f + h: fragment f's operand B. A warp takes a group of rows of a super-tile, a lane 16 columns of a row.
+extern "C" __global__ void arrange_rows(const __grid_constant__ ArrangeRowsParams p) {
     launch_dependents();
     wait_for_predecessors();
-    const u32 k_tiles = (p.in_features + TILE_COLUMNS - 1) / TILE_COLUMNS, groups = (p.num_rows + 7) / 8;
-    const u32 lane = threadIdx.x % WARP_LANES;
+    const u32 groups = (p.num_rows + 7) / 8, lane = threadIdx.x % WARP_LANES;
     const u32 first = (blockIdx.x * blockDim.x + threadIdx.x) / WARP_LANES, stride = gridDim.x * blockDim.x / WARP_LANES;
-    for (u32 i = first; i < groups * k_tiles; i += stride) {
-        // Neighbours in a row are read together, places of one super-tile written together.
-        const u32 group = i / k_tiles, k_tile = i % k_tiles, row = group * 8 + lane / 4, column = k_tile * TILE_COLUMNS + lane % 4 * 16;
-        const float* from = p.x + static_cast<u64>(row) * p.in_features + column;
-        float values[16] = {};
-        if (row < p.num_rows && p.in_features % 4 == 0 && column + 16 <= p.in_features) {
+    for (u32 i = first; i < groups * p.k_tiles; i += stride) {
+        const u32 group = i / p.k_tiles, k_tile = i % p.k_tiles, row = min(group * 8 + lane / 4, p.num_rows - 1);
+        const u64 column = static_cast<u64>(row) * p.k_tiles * TILE_COLUMNS + k_tile * TILE_COLUMNS + lane % 4 * 16;
+        const uint4* from = reinterpret_cast<const uint4*>(p.rounded + column);
+        const uint4 low = from[0], high = from[1];
+        u32* to = reinterpret_cast<u32*>(p.arranged) + (static_cast<u64>(k_tile) * groups + group) * (ROW_GROUP_BYTES / 4) + lane;
+        const u32 pairs[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-            for (u32 c = 0; c < 4; c++) {
-                const float4 four = reinterpret_cast<const float4*>(from)[c];
-                values[4 * c] = four.x, values[4 * c + 1] = four.y, values[4 * c + 2] = four.z, values[4 * c + 3] = four.w;
-            }
-        } else if (row < p.num_rows) {
-#pragma unroll
-            for (u32 c = 0; c < 16; c++) values[c] = column + c < p.in_features ? from[c] : 0.0f;
-        }
-        u32* to = reinterpret_cast<u32*>(p.rounded) + (static_cast<u64>(k_tile) * groups + group) * (ROW_GROUP_BYTES / 4) + lane;
-#pragma unroll
-        for (u32 core = 0; core < 8; core++) to[core * WARP_LANES] = pack_bf16(values[2 * core], values[2 * core + 1]);
+        for (u32 core = 0; core < 8; core++) to[core * WARP_LANES] = pairs[core];
     }
 }

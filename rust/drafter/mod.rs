@@ -202,7 +202,7 @@ pub fn open(
     })
 }
 
-/// Opens a planted drafter, its linear layers in `format`: its proposals are right as often as
+/// Opens a planted drafter, its linear layers in `format` (BF16 beside an FP8 target, as published): its proposals are right as often as
 /// [`planted::PUBLISHED`] says, by `scripts`.
 ///
 /// # Errors
@@ -231,6 +231,10 @@ pub fn open_planted(
         .into());
     };
     let source = WeightSource::Planted(weights);
+    let format = match format {
+        WeightFormat::Fp8 | WeightFormat::Fp8W8A8 => WeightFormat::Bf16,
+        other => other,
+    };
     let inner = block_drafter::BlockDrafter::load(source, format, block, taps, device, sizes)?;
     Ok(Box::new(planted::PlantedDrafter::new(
         Box::new(inner),

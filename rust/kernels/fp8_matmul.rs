@@ -7,8 +7,12 @@
 //!   a scale of their own (`max |x| / 448`). A group's codes are multiplied by one chain over ascending k from zero; the
 //!   chains, times both scales, are added in ascending order.
 //!
+//! On a GPU W8A16 has the bits of `bf16_matmul` there. W8A8 cuts a group's chain in two, and from compute capability 8.9
+//! on multiplies codes as they are, in the precision that tensor cores add E4M3 products with.
+//!
 //! In both a row's result depends on that row alone.
 
+pub(super) mod launch;
 mod quantised;
 
 use std::ops::Range;
@@ -17,11 +21,13 @@ use half::bf16;
 
 use super::bf16_matmul::{Epilogue, K_BLOCK, Product, TileWeights, TilesTask};
 use super::channel_tasks::for_each_channel_task;
+use super::matmul_rows::MatmulInput;
 use super::packed_fp8::value_of;
 pub use super::packed_fp8::{Fp8Scales, PackedFp8, dequantise};
 use super::simd::{self, LANES};
 use super::{Kernel, check_len, check_size};
-use crate::device::{Buffer, HostDevice};
+use crate::device::HostDevice;
+use crate::device::cuda::CudaDevice;
 use crate::error::KernelError;
 pub use quantised::GROUP_COLUMNS;
 
@@ -37,7 +43,7 @@ pub enum Activations {
 /// Arguments of [`Fp8Matmul`].
 pub struct Fp8MatmulArgs<'a> {
     /// Activations `[num_rows, in_features]`.
-    pub x: &'a Buffer<f32>,
+    pub x: MatmulInput<'a>,
     /// Rows to multiply.
     pub num_rows: usize,
     /// Matrices of one K, each with its own result.
@@ -70,7 +76,7 @@ impl Kernel for Fp8Matmul {
                 check_size(Self::NAME, "block_columns", block, expected)?;
             }
         }
-        check_len(Self::NAME, "x", args.x.len(), args.num_rows * k)
+        args.x.check(Self::NAME, args.num_rows, k)
     }
 
     fn host(device: &HostDevice, args: Fp8MatmulArgs<'_>) {
@@ -82,6 +88,10 @@ impl Kernel for Fp8Matmul {
                 quantised::multiply(device, x, args.products, args.epilogue);
             }
         }
+    }
+
+    fn cuda(device: &CudaDevice, args: Fp8MatmulArgs<'_>) -> Result<(), KernelError> {
+        launch::multiply(device, args)
     }
 }
 

@@ -1,24 +1,23 @@
-//! Launching the CUDA matmuls of `cuda/include/skinny_matmul.cuh`: what `bf16_matmul` and `w12_matmul` share.
+//! Launching the CUDA matmuls of `cuda/include/skinny_matmul.cuh`: what `bf16_matmul`, `w12_matmul` and
+//! `fp8_matmul` share.
 //!
 //! [`SkinnyConfig`] is the one home of tile and ring sizes. It may depend on the number of rows and of matrices: how
 //! slices are shared out among blocks changes no sum, only [`SliceMap`] does, and that follows from K alone.
 
-use half::bf16;
-
-use super::bf16_matmul::{Epilogue, PackedBf16};
-use super::q_view::{QView, QViewRows};
+use super::bf16_matmul::Epilogue;
+use super::matmul_rows::MatmulInput;
+use super::row_format::RowFormat;
 use super::skinny_weights::{
     OCTET, SkinnyWeights, SliceFormat, SliceMap, TILE_CHANNELS, TILE_COLUMNS,
 };
-use super::w12_matmul::{PackedW12, WeightView};
-use super::wgmma_matmul::{OperandRows, WgmmaConfig, WgmmaLaunch};
-use super::{check_len, check_size};
+use super::w12_matmul::WeightView;
+use super::wgmma_matmul::{WgmmaConfig, WgmmaMatmul};
+use crate::device::Buffer;
 use crate::device::cuda::{Arch, CudaDevice, KernelSource, Launch, Limits, Shape};
-use crate::device::{Buffer, Device};
 use crate::error::{DeviceError, KernelError};
 
 /// Matrices of one launch; `MAX_PARTS` of `slice_sums.cuh`.
-pub(super) const MAX_PARTS: usize = 4;
+const MAX_PARTS: usize = 4;
 /// Rows that one launch multiplies at most.
 const MAX_ROWS: usize = 32;
 const WARP_LANES: usize = 32;
@@ -47,7 +46,17 @@ impl Stack {
             num_tiles: 0,
         };
         for matrix in matrices {
-            stack.format = matrix.format;
+            stack.format = match (stack.format, matrix.format) {
+                (
+                    SliceFormat::Fp8 {
+                        has_short_scales: all,
+                    },
+                    SliceFormat::Fp8 { has_short_scales },
+                ) => SliceFormat::Fp8 {
+                    has_short_scales: all && has_short_scales,
+                },
+                (_, format) => format,
+            };
             stack.in_features = matrix.in_features;
             stack.num_tiles += matrix.out_features.div_ceil(TILE_CHANNELS);
         }
@@ -104,8 +113,8 @@ impl SkinnyConfig {
         let row_groups = num_rows.div_ceil(8);
         let num_groups = map.num_octets / block_octets;
         // Measured on an H200: above 16 rows W12's warps have no time to spare for a cluster's exchange, unless the
-        // matrix is so small that its end is most of it.
-        let is_tight = stack.format == SliceFormat::W12 && row_groups > 2;
+        // matrix is so small that its end is most of it. FP8 decodes with as many instructions.
+        let is_tight = stack.format != SliceFormat::Bf16 && row_groups > 2;
         let in_cluster = limits.has_clusters
             && (2..=8).contains(&num_groups)
             && (!is_tight || stack.num_tiles <= limits.num_multiprocessors);
@@ -143,11 +152,19 @@ impl SkinnyConfig {
     }
 
     /// The kernel of this shape.
-    fn kernel_name(&self, format: SliceFormat, view: WeightView) -> String {
-        let stem = match (format, view) {
-            (SliceFormat::Bf16, _) => "bf16_matmul",
-            (SliceFormat::W12, WeightView::Exact) => "w12_matmul",
-            (SliceFormat::W12, WeightView::Q) => "w12_matmul_q",
+    fn kernel_name(&self, format: SliceFormat, view: WeightView, rows: RowFormat) -> String {
+        let stem = match (format, view, rows) {
+            (SliceFormat::Bf16, ..) => "bf16_matmul",
+            (SliceFormat::W12, WeightView::Exact, _) => "w12_matmul",
+            (SliceFormat::W12, WeightView::Q, _) => "w12_matmul_q",
+            (SliceFormat::Fp8 { .. }, _, RowFormat::E4m3) => "fp8_w8a8_matmul",
+            (
+                SliceFormat::Fp8 {
+                    has_short_scales: true,
+                },
+                ..,
+            ) => "fp8_matmul_short",
+            (SliceFormat::Fp8 { .. }, ..) => "fp8_matmul",
         };
         let octets = if self.block_octets == 2 { "_2" } else { "" };
         format!("{stem}_{}{octets}", 8 * self.row_groups)
@@ -196,114 +213,6 @@ struct RoundRowsParams {
     in_features: u32,
 }
 
-/// Activations on a GPU as its matmuls take them: BF16, each row padded with zeros to whole super-tiles.
-#[derive(Clone, Debug)]
-pub struct RoundedRows {
-    values: Buffer<bf16>,
-    /// The same as wgmma takes them.
-    operands: Buffer<bf16>,
-    num_rows: usize,
-    in_features: usize,
-}
-
-impl RoundedRows {
-    /// Rounds `[num_rows, in_features]` values and moves them to `device`.
-    ///
-    /// # Errors
-    /// [`DeviceError`] when the GPU has no room.
-    pub fn new(device: &Device, x: &[f32], in_features: usize) -> Result<Self, DeviceError> {
-        let padded = in_features.next_multiple_of(TILE_COLUMNS);
-        let num_rows = x.len() / in_features;
-        let mut values = vec![bf16::ZERO; num_rows * padded];
-        let mut operands = vec![bf16::ZERO; OperandRows::num_bytes(num_rows, in_features) / 2];
-        for (row, (to, from)) in values
-            .chunks_exact_mut(padded)
-            .zip(x.chunks_exact(in_features))
-            .enumerate()
-        {
-            for (column, (to, from)) in to.iter_mut().zip(from).enumerate() {
-                *to = bf16::from_f32(*from);
-                operands[OperandRows::place(num_rows, row, column)] = *to;
-            }
-        }
-        Ok(Self {
-            values: device.buffer_of(&values)?,
-            operands: device.buffer_of(&operands)?,
-            num_rows,
-            in_features,
-        })
-    }
-
-    /// The rows, padded.
-    pub fn values(&self) -> &Buffer<bf16> {
-        &self.values
-    }
-}
-
-/// Where rounded rows lie, in either order; in an order that none is multiplied in, there need be none.
-#[derive(Clone, Copy, Debug)]
-struct RowsOnGpu {
-    plain: u64,
-    operands: OperandRows,
-}
-
-/// Weights of either format, for [`multiply_rounded`].
-#[derive(Clone, Copy, Debug)]
-pub enum RoundedWeights<'a> {
-    /// BF16.
-    Bf16(&'a PackedBf16),
-    /// W12, all of it or its 8-bit view.
-    W12(&'a PackedW12, WeightView),
-}
-
-/// `y = x wᵀ`, or `y += x wᵀ`, for the first `num_rows` of `x`: the matmul alone, without rounding on the way.
-///
-/// # Errors
-/// [`KernelError::BufferTooShort`], [`KernelError::Size`], [`KernelError::WrongDevice`], [`KernelError::Device`].
-pub fn multiply_rounded(
-    device: &CudaDevice,
-    x: &RoundedRows,
-    num_rows: usize,
-    weights: RoundedWeights<'_>,
-    y: &mut Buffer<f32>,
-    epilogue: Epilogue,
-) -> Result<(), KernelError> {
-    let (kernel, weights, view) = match weights {
-        RoundedWeights::Bf16(weights) => ("bf16_matmul", &weights.cuda, WeightView::Exact),
-        RoundedWeights::W12(weights, view) => ("w12_matmul", &weights.cuda, view),
-    };
-    let on_cuda = |argument| KernelError::WrongDevice {
-        kernel,
-        argument,
-        expected: "cuda",
-    };
-    let weights = weights.as_ref().ok_or(on_cuda("weight"))?;
-    check_size(kernel, "in_features", x.in_features, weights.in_features)?;
-    check_len(kernel, "x", x.num_rows, num_rows)?;
-    check_len(kernel, "y", y.len(), num_rows * weights.out_features)?;
-    let rows = RowsOnGpu {
-        plain: x.values.cuda_address().ok_or(on_cuda("x"))?,
-        operands: OperandRows {
-            address: x.operands.cuda_address().ok_or(on_cuda("x"))?,
-            num_rows: x.num_rows,
-        },
-    };
-    let product = SkinnyProduct {
-        weights,
-        y: y.cuda_address().ok_or(on_cuda("y"))?,
-    };
-    let matmul = SkinnyMatmul {
-        kernel,
-        products: &[product],
-        view,
-        num_rows,
-        epilogue,
-    };
-    matmul
-        .launch_rounded(device, rows)
-        .map_err(|source| KernelError::Device { kernel, source })
-}
-
 /// One matrix and where its products go.
 #[derive(Clone, Copy)]
 pub(super) struct SkinnyProduct<'a> {
@@ -338,17 +247,18 @@ pub(super) struct SkinnyMatmul<'a> {
     pub(super) kernel: &'static str,
     pub(super) products: &'a [SkinnyProduct<'a>],
     pub(super) view: WeightView,
+    pub(super) rows: RowFormat,
     pub(super) num_rows: usize,
     pub(super) epilogue: Epilogue,
 }
 
 impl SkinnyMatmul<'_> {
-    /// Multiplies fp32 rows, rounded to BF16 on the way.
+    /// Multiplies rows, made as [`RowFormat`] says on the way where they are not.
     ///
     /// # Errors
     /// [`KernelError::WrongDevice`], [`KernelError::Device`].
-    pub(super) fn run(&self, device: &CudaDevice, x: &Buffer<f32>) -> Result<(), KernelError> {
-        let x = x.cuda_address().ok_or(KernelError::WrongDevice {
+    pub(super) fn run(&self, device: &CudaDevice, x: MatmulInput<'_>) -> Result<(), KernelError> {
+        let at = x.cuda_address().ok_or(KernelError::WrongDevice {
             kernel: self.kernel,
             argument: "x",
             expected: "cuda",
@@ -356,47 +266,23 @@ impl SkinnyMatmul<'_> {
         if self.num_rows == 0 || self.products.is_empty() {
             return Ok(());
         }
-        self.launch_all(device, x)
-            .map_err(|source| KernelError::Device {
-                kernel: self.kernel,
-                source,
-            })
+        match self.rows.entry(&x) {
+            Some(entry) => self.launch_all(device, at, entry),
+            None => self.launch_rounded(device, at),
+        }
+        .map_err(|source| KernelError::Device {
+            kernel: self.kernel,
+            source,
+        })
     }
 
-    fn launch_all(&self, device: &CudaDevice, x: u64) -> Result<(), DeviceError> {
-        let (sums_bytes, wgmma_rows) = (self.scratch_bytes(device), self.wgmma_rows(device));
-        let operand_bytes = OperandRows::num_bytes(wgmma_rows, self.in_features());
-        let plain_bytes = (self.num_rows - wgmma_rows) * self.rounded_row_bytes();
-        let scratch = device.scratch(sums_bytes + operand_bytes + plain_bytes)?;
-        let mut rows = RowsOnGpu {
-            plain: scratch + (sums_bytes + operand_bytes) as u64,
-            operands: OperandRows {
-                address: scratch + sums_bytes as u64,
-                num_rows: 0,
-            },
-        };
-        if wgmma_rows > 0 {
-            let shape = [wgmma_rows, self.in_features()];
-            rows.operands =
-                OperandRows::round(device, self.source(), x, shape, rows.operands.address)?;
-        }
-        if wgmma_rows < self.num_rows {
-            let x = x + (wgmma_rows * self.in_features() * size_of::<f32>()) as u64;
-            self.round_rows(device, x, self.num_rows - wgmma_rows, rows.plain)?;
-        }
-        // As if all rows were there.
-        rows.plain -= (wgmma_rows * self.rounded_row_bytes()) as u64;
-        self.launch_rounded(device, rows)
-    }
-
-    /// Rows, from the first on, that are multiplied with wgmma.
-    fn wgmma_rows(&self, device: &CudaDevice) -> usize {
-        match device.arch() {
-            // The 8-bit view has an instruction of its own there.
-            Arch::Sm90a if self.view == WeightView::Q => 0,
-            Arch::Sm90a => WgmmaConfig::first_rows(self.num_rows),
-            Arch::Sm80 | Arch::Sm120 => 0,
-        }
+    fn launch_all(&self, device: &CudaDevice, x: u64, entry: &str) -> Result<(), DeviceError> {
+        let rounded_bytes = self.num_rows * self.rounded_row_bytes();
+        let sums_bytes = self.scratch_bytes(device);
+        let scratch = device.scratch(sums_bytes + rounded_bytes)?;
+        let rounded = scratch + sums_bytes as u64;
+        self.round_rows(device, entry, x, rounded)?;
+        self.launch_rounded(device, rounded)
     }
 
     fn in_features(&self) -> usize {
@@ -405,63 +291,83 @@ impl SkinnyMatmul<'_> {
 
     /// Bytes of a row of activations as the matmul takes it.
     fn rounded_row_bytes(&self) -> usize {
-        self.in_features().next_multiple_of(TILE_COLUMNS) * size_of::<bf16>()
+        self.rows.row_bytes(self.in_features())
     }
 
-    /// Scratch of one launch, besides activations.
+    /// How the first rows are multiplied with wgmma, if any are.
+    fn wgmma(&self, device: &CudaDevice) -> Option<WgmmaMatmul> {
+        let format = self.products[0].weights.format;
+        let num_rows = match (device.arch(), format) {
+            (Arch::Sm90a, SliceFormat::Bf16 | SliceFormat::W12) => {
+                WgmmaConfig::first_rows(self.num_rows)
+            }
+            _ => 0,
+        };
+        (num_rows > 0).then(|| WgmmaMatmul {
+            source: self.source(),
+            view: self.view,
+            num_rows,
+            in_features: self.in_features(),
+        })
+    }
+
+    /// Scratch of the launches, besides rounded rows.
     fn scratch_bytes(&self, device: &CudaDevice) -> usize {
         let launches = self.products.chunks(MAX_PARTS);
         let stacks = launches.map(|parts| Stack::of(parts.iter().map(|p| p.weights)));
-        let views = stacks.filter_map(|stack| self.q_view(device, stack));
-        let view_bytes = views.map(|view| view.scratch_bytes()).max();
-        self.sums_bytes(device).max(view_bytes.unwrap_or(0))
+        let Some(wgmma) = self.wgmma(device) else {
+            return self.sums_bytes();
+        };
+        let num_blocks = device.limits().num_multiprocessors;
+        let bytes = stacks.map(|stack| wgmma.scratch_bytes(stack, num_blocks));
+        // Arranged rows stay until the last launch.
+        bytes
+            .max()
+            .unwrap_or(0)
+            .max(wgmma.row_bytes() + self.sums_bytes())
     }
 
-    /// Scratch for the sums of one launch.
-    fn sums_bytes(&self, device: &CudaDevice) -> usize {
+    /// Scratch for the octet sums of one launch of mma.sync.
+    fn sums_bytes(&self) -> usize {
+        let launches = self.products.chunks(MAX_PARTS);
+        let num_tiles = launches.map(|parts| Stack::of(parts.iter().map(|p| p.weights)).num_tiles);
+        let num_channels = num_tiles.max().unwrap_or(0) * TILE_CHANNELS;
         let num_octets = SliceMap::of(self.in_features()).num_octets;
-        let wgmma_rows = self.wgmma_rows(device);
-        let launches = self.products.chunks(MAX_PARTS).map(|products| {
-            let stack = Stack::of(products.iter().map(|product| product.weights));
-            let num_channels = stack.num_tiles * TILE_CHANNELS;
-            let mma = num_channels * num_octets * MAX_ROWS * size_of::<f32>();
-            if wgmma_rows == 0 {
-                return mma;
-            }
-            let num_blocks = device.limits().num_multiprocessors;
-            mma.max(WgmmaLaunch::scratch_bytes(stack, wgmma_rows, num_blocks))
-        });
-        launches.max().unwrap_or(0)
+        num_channels * num_octets * MAX_ROWS * size_of::<f32>()
     }
 
-    fn launch_rounded(&self, device: &CudaDevice, rows: RowsOnGpu) -> Result<(), DeviceError> {
+    /// Multiplies rows that lie at `rounded` as [`RowFormat`] says.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    pub(super) fn launch_rounded(
+        &self,
+        device: &CudaDevice,
+        rounded: u64,
+    ) -> Result<(), DeviceError> {
         let scratch = device.scratch(self.scratch_bytes(device))?;
-        let wgmma_rows = self.wgmma_rows(device);
+        let wgmma = self.wgmma(device);
+        let octet_sums = scratch + wgmma.as_ref().map_or(0, WgmmaMatmul::row_bytes) as u64;
+        if let Some(wgmma) = &wgmma {
+            wgmma.arrange_rows(device, rounded)?;
+        }
         for products in self.products.chunks(MAX_PARTS) {
             let stack = Stack::of(products.iter().map(|product| product.weights));
-            if let Some(view) = self.q_view(device, stack) {
-                self.launch_q_view(device, &view, products, rows.plain)?;
-                continue;
-            }
             let mut first = 0;
-            while first < wgmma_rows {
-                let num_rows = WgmmaConfig::launch_rows(wgmma_rows - first);
-                let launch = WgmmaLaunch {
-                    source: self.source(),
-                    stack,
-                    params: self.params(products, first, num_rows),
-                    rows: rows.operands,
-                    first_row: first,
-                };
-                launch.run(device)?;
-                first += num_rows;
+            if let Some(wgmma) = &wgmma {
+                while first < wgmma.num_rows {
+                    let num_rows = WgmmaConfig::launch_rows(wgmma.num_rows - first);
+                    let params = self.params(products, first, num_rows);
+                    wgmma.launch(device, stack, params, first)?;
+                    first += num_rows;
+                }
             }
             while first < self.num_rows {
                 let left = self.num_rows - first;
                 let num_rows = SkinnyConfig::launch_rows(stack, self.view, left, device.limits());
                 let params = MatmulParams {
-                    x: rows.plain + (first * self.rounded_row_bytes()) as u64,
-                    octet_sums: scratch,
+                    x: rounded + (first * self.rounded_row_bytes()) as u64,
+                    octet_sums,
                     grid_barrier: device.grid_barrier(),
                     ..self.params(products, first, num_rows)
                 };
@@ -472,41 +378,15 @@ impl SkinnyMatmul<'_> {
         Ok(())
     }
 
-    /// How the 8-bit view is multiplied, where it has an instruction of its own.
-    fn q_view(&self, device: &CudaDevice, stack: Stack) -> Option<QView> {
-        let is_view = self.view == WeightView::Q && stack.format == SliceFormat::W12;
-        QView::choose(device, stack.in_features, stack.num_tiles).filter(|_| is_view)
-    }
-
-    fn launch_q_view(
-        &self,
-        device: &CudaDevice,
-        view: &QView,
-        products: &[SkinnyProduct<'_>],
-        rounded: u64,
-    ) -> Result<(), DeviceError> {
-        let adds_to_output = self.epilogue == Epilogue::AddToOutput;
-        for first in (0..self.num_rows).step_by(QView::MAX_ROWS) {
-            let rows = QViewRows {
-                rounded: rounded + (first * self.rounded_row_bytes()) as u64,
-                num_rows: (self.num_rows - first).min(QView::MAX_ROWS),
-                scratch: device.scratch(view.scratch_bytes())?,
-                adds_to_output,
-            };
-            view.launch(device, self.parts(products, first), rows)?;
-        }
-        Ok(())
-    }
-
     fn round_rows(
         &self,
         device: &CudaDevice,
+        entry: &str,
         x: u64,
-        num_rows: usize,
         rounded: u64,
     ) -> Result<(), DeviceError> {
-        let function = device.function(self.source(), "round_rows")?;
-        let num_values = num_rows * self.in_features();
+        let function = device.function(self.source(), entry)?;
+        let num_values = self.num_rows * self.in_features();
         let shape = Shape {
             num_blocks: num_values.div_ceil(512).min(1024) as u32,
             block_threads: 256,
@@ -516,7 +396,7 @@ impl SkinnyMatmul<'_> {
         let params = RoundRowsParams {
             x,
             rounded,
-            num_rows: num_rows as u32,
+            num_rows: self.num_rows as u32,
             in_features: self.in_features() as u32,
         };
         let launch = Launch::new(&function, shape, device.limits().has_clusters);
@@ -535,30 +415,8 @@ impl SkinnyMatmul<'_> {
         first: usize,
         num_rows: usize,
     ) -> MatmulParams {
-        let map = SliceMap::of(self.in_features());
-        let parts = self.parts(products, first);
-        let num_tiles = parts.iter().map(|part| part.end_tile).max().unwrap_or(0);
-        MatmulParams {
-            parts,
-            x: 0,
-            octet_sums: 0,
-            grid_barrier: 0,
-            num_rows: num_rows as u32,
-            num_tiles,
-            in_features: self.in_features() as u32,
-            num_octets: map.num_octets as u32,
-            log2_slices: map.num_slices().ilog2(),
-            slice_tiles: map.slice_tiles() as u32,
-            ring_slots: 0,
-            cluster_blocks: 1,
-            inbox_slots: 1,
-            adds_to_output: u32::from(self.epilogue == Epilogue::AddToOutput),
-        }
-    }
-
-    /// The matrices of a launch, for rows from `first` on.
-    fn parts(&self, products: &[SkinnyProduct<'_>], first: usize) -> [MatmulPart; MAX_PARTS] {
         let at = |address: Option<u64>| address.unwrap_or(0);
+        let map = SliceMap::of(self.in_features());
         let mut parts = [MatmulPart::default(); MAX_PARTS];
         let mut num_tiles = 0;
         for (part, product) in parts.iter_mut().zip(products) {
@@ -574,7 +432,22 @@ impl SkinnyMatmul<'_> {
                 end_tile: num_tiles as u32,
             };
         }
-        parts
+        MatmulParams {
+            parts,
+            x: 0,
+            octet_sums: 0,
+            grid_barrier: 0,
+            num_rows: num_rows as u32,
+            num_tiles: num_tiles as u32,
+            in_features: self.in_features() as u32,
+            num_octets: map.num_octets as u32,
+            log2_slices: map.num_slices().ilog2(),
+            slice_tiles: map.slice_tiles() as u32,
+            ring_slots: 0,
+            cluster_blocks: 1,
+            inbox_slots: 1,
+            adds_to_output: u32::from(self.epilogue == Epilogue::AddToOutput),
+        }
     }
 
     /// Launches one multiplication of up to 32 rows.
@@ -586,7 +459,7 @@ impl SkinnyMatmul<'_> {
     ) -> Result<(), DeviceError> {
         let limits = device.limits();
         let config = SkinnyConfig::choose(stack, self.view, params.num_rows as usize, limits);
-        let name = config.kernel_name(stack.format, self.view);
+        let name = config.kernel_name(stack.format, self.view, self.rows);
         let function = device.function(self.source(), &name)?;
         device.allow_shared_bytes(&function, config.shared_bytes)?;
         let mut shape = Shape {
@@ -634,6 +507,10 @@ mod tests {
             let bf16 = SkinnyWeights::of_bf16(&device, 16, in_features, |_, _| {}).unwrap();
             let mut w12 = bf16.clone();
             w12.format = SliceFormat::W12;
+            let mut fp8 = bf16.clone();
+            fp8.format = SliceFormat::Fp8 {
+                has_short_scales: false,
+            };
             for (block_shared_bytes, has_clusters) in BLOCK_SHARED_BYTES {
                 let limits = Limits {
                     num_multiprocessors: 132,
@@ -644,6 +521,7 @@ mod tests {
                     (&bf16, WeightView::Exact),
                     (&w12, WeightView::Exact),
                     (&w12, WeightView::Q),
+                    (&fp8, WeightView::Exact),
                 ] {
                     let stack = Stack::of([weights, weights].into_iter());
                     for num_rows in 1..=MAX_ROWS {

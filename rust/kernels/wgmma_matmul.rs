@@ -4,6 +4,7 @@
 
 use super::skinny_matmul::{MatmulParams, Stack};
 use super::skinny_weights::{SliceFormat, SliceMap, TILE_CHANNELS, TILE_COLUMNS};
+use super::w12_matmul::WeightView;
 use crate::device::cuda::{CudaDevice, KernelSource, Launch, Limits, Shape};
 use crate::error::DeviceError;
 
@@ -17,6 +18,7 @@ const ROW_GROUP_BYTES: usize = 8 * TILE_COLUMNS * 2;
 /// Bytes of a warp's sums of one row.
 const ROW_SUM_BYTES: usize = TILE_CHANNELS * size_of::<f32>();
 const BARRIER_BYTES: usize = 8;
+const WARP_LANES: usize = 32;
 /// Slots of a warp's ring beyond which nothing is gained.
 const MAX_RING_SLOTS: usize = 4;
 /// Super-tiles of activations without which the multiplying warps wait for them, and with which they never do.
@@ -61,10 +63,14 @@ impl WgmmaConfig {
         }
     }
 
-    pub(super) fn choose(stack: Stack, num_rows: usize, limits: Limits) -> Self {
+    fn choose(stack: Stack, view: WeightView, num_rows: usize, limits: Limits) -> Self {
         let tile_rows = tile_rows(num_rows);
+        let tile_bytes = match view {
+            WeightView::Exact => stack.format.tile_bytes(),
+            WeightView::Q => TILE_CHANNELS * TILE_COLUMNS,
+        };
         let map = SliceMap::of(stack.in_features);
-        let slot_bytes = stack.format.note_bytes() + map.slice_tiles() * stack.format.tile_bytes();
+        let slot_bytes = stack.format.note_bytes() + map.slice_tiles() * tile_bytes;
         let step_bytes = BLOCK_TILES * (slot_bytes + BARRIER_BYTES);
         let row_slot_bytes = tile_rows / 8 * ROW_GROUP_BYTES + 2 * BARRIER_BYTES;
         let [few, many] = ROW_SLOTS;
@@ -80,10 +86,11 @@ impl WgmmaConfig {
         }
     }
 
-    fn kernel_name(self, format: SliceFormat) -> String {
-        let stem = match format {
-            SliceFormat::Bf16 => "bf16_matmul",
-            SliceFormat::W12 => "w12_matmul",
+    fn kernel_name(self, format: SliceFormat, view: WeightView) -> String {
+        let stem = match (format, view) {
+            (SliceFormat::W12, WeightView::Exact) => "w12_matmul",
+            (SliceFormat::W12, WeightView::Q) => "w12_matmul_q",
+            (SliceFormat::Bf16 | SliceFormat::Fp8 { .. }, _) => "bf16_matmul",
         };
         format!("{stem}_wgmma_{}", self.tile_rows)
     }
@@ -119,105 +126,98 @@ struct WgmmaParams {
     is_strided: u32,
 }
 
-/// `RoundOperandsParams` of `wgmma_matmul.cuh`.
+/// `ArrangeRowsParams` of `wgmma_matmul.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct RoundOperandsParams {
-    x: u64,
+struct ArrangeRowsParams {
     rounded: u64,
+    arranged: u64,
     num_rows: u32,
-    in_features: u32,
+    k_tiles: u32,
 }
 
-/// Activations in the order in which wgmma takes them, `[super-tiles of columns][groups of eight rows][8 core matrices]`.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct OperandRows {
-    /// Where they lie.
-    pub(super) address: u64,
-    /// Rows there are, of which any number may be multiplied.
-    pub(super) num_rows: usize,
-}
-
-impl OperandRows {
-    /// Bytes of `num_rows` rows.
-    pub(super) fn num_bytes(num_rows: usize, in_features: usize) -> usize {
-        num_rows.div_ceil(8) * in_features.div_ceil(TILE_COLUMNS) * ROW_GROUP_BYTES
-    }
-
-    /// Where the value of a row and column lies among the values of `num_rows`.
-    pub(super) fn place(num_rows: usize, row: usize, column: usize) -> usize {
-        let (k_tile, within) = (column / TILE_COLUMNS, column % TILE_COLUMNS);
-        let (quad, fragment, half, e) = (within / 16, within % 16 / 4, within % 4 / 2, within % 2);
-        let group = k_tile * num_rows.div_ceil(8) + row / 8;
-        ((group * 8 + 2 * fragment + half) * 8 + row % 8) * 8 + 2 * quad + e
-    }
-
-    /// Rounds fp32 rows at `x` to `address`.
-    ///
-    /// # Errors
-    /// [`DeviceError`].
-    pub(super) fn round(
-        device: &CudaDevice,
-        source: &'static KernelSource,
-        x: u64,
-        [num_rows, in_features]: [usize; 2],
-        address: u64,
-    ) -> Result<Self, DeviceError> {
-        let function = device.function(source, "round_operands")?;
-        let num_warps = num_rows.div_ceil(8) * in_features.div_ceil(TILE_COLUMNS);
-        let shape = Shape::of_values(32 * num_warps);
-        let params = RoundOperandsParams {
-            x,
-            rounded: address,
-            num_rows: num_rows as u32,
-            in_features: in_features as u32,
-        };
-        let launch = Launch::new(&function, shape, true);
-        // SAFETY: `params` mirrors the kernel's; the caller says that both places have room for the rows.
-        unsafe { launch.run(device, &params)? };
-        Ok(Self { address, num_rows })
-    }
-}
-
-/// A launch: `params` are those of mma.sync for the same rows, matrices and results.
-pub(super) struct WgmmaLaunch {
+/// The first rows of a multiplication, which wgmma takes, in scratch: `[super-tiles of columns][groups of eight
+/// rows][8 core matrices]`, before the sums of a launch.
+pub(super) struct WgmmaMatmul {
     pub(super) source: &'static KernelSource,
-    pub(super) stack: Stack,
-    pub(super) params: MatmulParams,
-    /// All rows, of which `params` takes `params.num_rows` from `first_row`, a multiple of eight, on.
-    pub(super) rows: OperandRows,
-    pub(super) first_row: usize,
+    pub(super) view: WeightView,
+    pub(super) num_rows: usize,
+    pub(super) in_features: usize,
 }
 
-impl WgmmaLaunch {
-    /// Scratch that multiplying `num_rows` takes.
-    pub(super) fn scratch_bytes(
+impl WgmmaMatmul {
+    /// Bytes of the arranged rows.
+    pub(super) fn row_bytes(&self) -> usize {
+        self.num_rows.div_ceil(8) * self.in_features.div_ceil(TILE_COLUMNS) * ROW_GROUP_BYTES
+    }
+
+    /// Scratch that multiplying takes.
+    pub(super) fn scratch_bytes(&self, stack: Stack, num_multiprocessors: usize) -> usize {
+        let tile_rows = tile_rows(self.num_rows);
+        self.places(stack, self.num_rows, tile_rows, num_multiprocessors)[3]
+    }
+
+    /// Where, in scratch, a block's own totals, sums of cut octets and sums of shared units begin, and all ends.
+    fn places(
+        &self,
         stack: Stack,
         num_rows: usize,
-        num_multiprocessors: usize,
-    ) -> usize {
-        Self::scratch(stack, num_rows, tile_rows(num_rows), num_multiprocessors)[3]
-    }
-
-    /// Where a launch's own totals, sums of cut octets and sums of shared units begin, and all ends.
-    fn scratch(stack: Stack, num_rows: usize, tile_rows: usize, num_blocks: usize) -> [usize; 4] {
+        tile_rows: usize,
+        num_blocks: usize,
+    ) -> [usize; 4] {
         let units = num_units(stack) * num_rows.div_ceil(tile_rows);
         let own = BLOCK_TILES * tile_rows * ROW_SUM_BYTES;
         let num_octets = SliceMap::of(stack.in_features).num_octets;
         let shared = num_blocks.min(units * CLUSTER_BLOCKS) * num_octets * own;
+        let first = self.row_bytes();
         let own = num_blocks * own;
-        [0, own, 2 * own, 2 * own + shared]
+        [
+            first,
+            first + own,
+            first + 2 * own,
+            first + 2 * own + shared,
+        ]
     }
 
-    /// Multiplies.
+    /// Arranges rows that lie at `rounded`.
     ///
     /// # Errors
     /// [`DeviceError`].
-    pub(super) fn run(&self, device: &CudaDevice) -> Result<(), DeviceError> {
+    pub(super) fn arrange_rows(
+        &self,
+        device: &CudaDevice,
+        rounded: u64,
+    ) -> Result<(), DeviceError> {
+        let function = device.function(self.source, "arrange_rows")?;
+        let k_tiles = self.in_features.div_ceil(TILE_COLUMNS);
+        let shape = Shape::of_values(WARP_LANES * self.num_rows.div_ceil(8) * k_tiles);
+        let params = ArrangeRowsParams {
+            rounded,
+            arranged: device.scratch(self.row_bytes())?,
+            num_rows: self.num_rows as u32,
+            k_tiles: k_tiles as u32,
+        };
+        let launch = Launch::new(&function, shape, true);
+        // SAFETY: `params` mirrors the kernel's; the rows are there, padded, as the matmul's caller saw to, and the scratch has
+        // room.
+        unsafe { launch.run(device, &params) }
+    }
+
+    /// Multiplies `params.num_rows` arranged rows from `first_row`, a multiple of eight, on; `params` are those of mma.sync.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    pub(super) fn launch(
+        &self,
+        device: &CudaDevice,
+        stack: Stack,
+        params: MatmulParams,
+        first_row: usize,
+    ) -> Result<(), DeviceError> {
         let limits = device.limits();
-        let num_rows = self.params.num_rows as usize;
-        let config = WgmmaConfig::choose(self.stack, num_rows, limits);
-        let name = config.kernel_name(self.stack.format);
+        let num_rows = params.num_rows as usize;
+        let config = WgmmaConfig::choose(stack, self.view, num_rows, limits);
+        let name = config.kernel_name(stack.format, self.view);
         let function = device.function(self.source, &name)?;
         device.allow_shared_bytes(&function, config.shared_bytes)?;
         let mut shape = Shape {
@@ -230,12 +230,12 @@ impl WgmmaLaunch {
             .max_clusters(device)?
             .min(limits.num_multiprocessors / CLUSTER_BLOCKS);
         let row_tiles = num_rows.div_ceil(config.tile_rows);
-        let num_units = num_units(self.stack) * row_tiles;
+        let num_units = num_units(stack) * row_tiles;
         // With several tiles of rows, and units that fill the GPU evenly, those that run at a time share weights.
         let num_turns = num_units.div_ceil(max_clusters);
         let is_strided = row_tiles > 1 && num_units * 10 >= num_turns * max_clusters * 9;
         // A run is an octet at least, so that no octet is cut twice.
-        let num_octets = num_units * self.params.num_octets as usize;
+        let num_octets = num_units * params.num_octets as usize;
         let num_clusters = if is_strided {
             max_clusters.min(num_units)
         } else {
@@ -244,24 +244,24 @@ impl WgmmaLaunch {
         let num_blocks = num_clusters * CLUSTER_BLOCKS;
         shape.num_blocks = num_blocks as u32;
         let [totals, cut_sums, octet_sums, end] =
-            Self::scratch(self.stack, num_rows, config.tile_rows, num_blocks);
+            self.places(stack, num_rows, config.tile_rows, num_blocks);
         let scratch = device.scratch(end)?;
-        let flags = device.arrivals();
+        let flags = device.block_flags();
         let num_flags = num_blocks * BLOCK_TILES;
         let params = WgmmaParams {
             matmul: MatmulParams {
-                x: self.rows.address + (self.first_row / 8 * ROW_GROUP_BYTES) as u64,
+                x: scratch + (first_row / 8 * ROW_GROUP_BYTES) as u64,
                 octet_sums: scratch + octet_sums as u64,
                 ring_slots: config.ring_slots as u32,
                 cluster_blocks: CLUSTER_BLOCKS as u32,
-                ..self.params
+                ..params
             },
             totals: scratch + totals as u64,
             cut_sums: scratch + cut_sums as u64,
             cut_flags: flags,
             octet_counts: flags + (num_flags * size_of::<u32>()) as u64,
             row_groups: num_rows.div_ceil(8) as u32,
-            row_stride: self.rows.num_rows.div_ceil(8) as u32,
+            row_stride: self.num_rows.div_ceil(8) as u32,
             row_tiles: row_tiles as u32,
             num_units: num_units as u32,
             row_slots: config.row_slots as u32,
@@ -296,10 +296,14 @@ mod tests {
     #[test]
     fn every_shape_has_both_rings() {
         for in_features in [64, 1000, 2560, 5120, 6144, 17408] {
-            for format in [SliceFormat::Bf16, SliceFormat::W12] {
+            for (format, view) in [
+                (SliceFormat::Bf16, WeightView::Exact),
+                (SliceFormat::W12, WeightView::Exact),
+                (SliceFormat::W12, WeightView::Q),
+            ] {
                 for num_rows in [33, 64, 65, 300] {
                     let config =
-                        WgmmaConfig::choose(stack(format, 4096, in_features), num_rows, H200);
+                        WgmmaConfig::choose(stack(format, 4096, in_features), view, num_rows, H200);
                     assert!(config.shared_bytes <= H200.block_shared_bytes, "{config:?}");
                     assert!(config.ring_slots >= 2, "{in_features} {config:?}");
                     assert!(config.row_slots >= 4, "{in_features} {config:?}");
@@ -318,11 +322,7 @@ mod tests {
             (300, 300, vec![256, 44]),
             (360, 360, vec![360]),
         ] {
-            assert_eq!(
-                WgmmaConfig::first_rows(large, num_rows),
-                wgmma,
-                "{num_rows}"
-            );
+            assert_eq!(WgmmaConfig::first_rows(num_rows), wgmma, "{num_rows}");
             let mut left = wgmma;
             let mut got = Vec::new();
             while left > 0 {
@@ -330,22 +330,6 @@ mod tests {
                 left -= got[got.len() - 1];
             }
             assert_eq!(got, launches, "{num_rows}");
-        }
-        assert_eq!(
-            WgmmaConfig::first_rows(stack(SliceFormat::W12, 1024, 5120), 64),
-            0
-        );
-    }
-
-    #[test]
-    fn every_value_of_the_rows_has_its_own_place() {
-        let (num_rows, in_features) = (19, 130);
-        let mut seen = vec![false; OperandRows::num_bytes(num_rows, in_features) / 2];
-        for row in 0..num_rows {
-            for column in 0..in_features {
-                let place = OperandRows::place(num_rows, row, column);
-                assert!(!std::mem::replace(&mut seen[place], true), "{row} {column}");
-            }
         }
     }
 }

@@ -29,7 +29,7 @@ pub use cache::CubinCache;
 pub use capture::CapturedLaunches;
 pub use compiler::{Arch, Compiled, compile, compiler_version};
 pub(super) use copies::{HostCopies, ReadBack};
-pub use cublaslt::{CublasLt, LtOperands, LtProduct, LtShape};
+pub use cublaslt::{CublasLt, LtOperands, LtProduct, LtShape, LtValues};
 pub use launch::{Launch, Shape};
 use lists::ListMemory;
 pub use lists::ListPlace;
@@ -39,6 +39,8 @@ pub use source::{KERNEL_SOURCES, KernelSource};
 
 /// Counter and generation of a barrier, on a line of its own.
 const GRID_BARRIER_BYTES: usize = 256;
+/// Flags of a block, see [`CudaDevice::block_flags`].
+const BLOCK_FLAG_BYTES: usize = 64;
 
 /// One GPU, its stream and the kernels compiled for it.
 pub struct CudaDevice {
@@ -59,8 +61,6 @@ pub struct CudaDevice {
     scratch: Mutex<Vec<CudaSlice<u8>>>,
     /// See [`CudaDevice::grid_barrier`].
     grid_barrier: CudaSlice<u8>,
-    /// See [`CudaDevice::arrivals`].
-    arrivals: CudaSlice<u32>,
 }
 
 /// What kernels size themselves by.
@@ -113,11 +113,8 @@ impl CudaDevice {
             lists: Arc::default(),
             scratch: Mutex::default(),
             grid_barrier: stream
-                .alloc_zeros(GRID_BARRIER_BYTES)
+                .alloc_zeros(GRID_BARRIER_BYTES + limits.num_multiprocessors * BLOCK_FLAG_BYTES)
                 .map_err(driver("allocating a barrier"))?,
-            arrivals: stream
-                .alloc_zeros(Self::NUM_ARRIVALS)
-                .map_err(driver("allocating counters"))?,
             context,
             stream,
         })
@@ -136,6 +133,22 @@ impl CudaDevice {
         self.context
             .name()
             .map_err(driver("reading the GPU's name"))
+    }
+
+    /// The GPU's identity as `nvidia-smi` takes it, `GPU-` and 32 digits in groups: an index counts other GPUs there
+    /// than here where some are hidden.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub fn gpu_uuid(&self) -> Result<String, DeviceError> {
+        let uuid = self.context.uuid();
+        let uuid = uuid.map_err(driver("reading the GPU's identity"))?;
+        let digits = format!(
+            "{:032x}",
+            u128::from_be_bytes(uuid.bytes.map(|byte| byte as u8))
+        );
+        let [a, b, c, d, e] = [0..8, 8..12, 12..16, 16..20, 20..32].map(|group| &digits[group]);
+        Ok(format!("GPU-{a}-{b}-{c}-{d}-{e}"))
     }
 
     /// What kernels are compiled for.
@@ -253,13 +266,10 @@ impl CudaDevice {
         self.grid_barrier.device_ptr(&self.stream).0
     }
 
-    /// Counters at [`arrivals`](Self::arrivals).
-    pub const NUM_ARRIVALS: usize = 8192;
-
-    /// The address of counters by which blocks of one kernel say that they have left something; all are zero between
-    /// kernels.
-    pub fn arrivals(&self) -> u64 {
-        self.arrivals.device_ptr(&self.stream).0
+    /// The address of 64 bytes for each of as many blocks as there are multiprocessors, zero whenever no kernel runs: one that
+    /// sets some of them sets them back.
+    pub fn block_flags(&self) -> u64 {
+        self.grid_barrier() + GRID_BARRIER_BYTES as u64
     }
 
     /// The address of at least `num_bytes` of memory that any kernel of the stream may use until the next one starts,

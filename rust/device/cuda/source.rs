@@ -36,6 +36,7 @@ pub const KERNEL_SOURCES: &[KernelSource] = sources! {
     "draft_block", true;
     "draft_select", true;
     "embed_rows", true;
+    "fp8_matmul", true;
     "gate", true;
     "gather_taps", true;
     "gdn_fold", true;
@@ -56,6 +57,7 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "async_copy.cuh",
     "attention_parts.cuh",
     "block_reduce.cuh",
+    "fp8_decode.cuh",
     "gdn_block.cuh",
     "gdn_factors.cuh",
     "gdn_keys.cuh",
@@ -63,6 +65,7 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "gdn_values.cuh",
     "loads.cuh",
     "logit_keys.cuh",
+    "matmul_rows.cuh",
     "matrix_loads.cuh",
     "mma.cuh",
     "octet_sums.cuh",
@@ -72,10 +75,9 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "screen_scan_wgmma.cuh",
     "placed_rows.cuh",
     "power_of_two.cuh",
-    "q_view.cuh",
+    "quantised_rows.cuh",
     "row_paths.cuh",
     "skinny_matmul.cuh",
-    "slice_note.cuh",
     "slice_sums.cuh",
     "split_product.cuh",
     "tf32.cuh",
