@@ -296,15 +296,14 @@ impl SkinnyMatmul<'_> {
 
     /// How the first rows are multiplied with wgmma, if any are.
     fn wgmma(&self, device: &CudaDevice) -> Option<WgmmaMatmul> {
-        let format = self.products[0].weights.format;
-        let num_rows = match (device.arch(), format) {
-            (Arch::Sm90a, SliceFormat::Bf16 | SliceFormat::W12) => {
-                WgmmaConfig::first_rows(self.num_rows)
-            }
-            _ => 0,
-        };
+        if device.arch() != Arch::Sm90a {
+            return None;
+        }
+        let num_rows = WgmmaConfig::first_rows(self.num_rows);
+        let stem = WgmmaMatmul::stem_of(self.products[0].weights.format, self.view)?;
         (num_rows > 0).then(|| WgmmaMatmul {
             source: self.source(),
+            stem,
             view: self.view,
             num_rows,
             in_features: self.in_features(),

@@ -85,15 +85,6 @@ impl WgmmaConfig {
             shared_bytes: ring_slots * step_bytes + row_slots * row_slot_bytes,
         }
     }
-
-    fn kernel_name(self, format: SliceFormat, view: WeightView) -> String {
-        let stem = match (format, view) {
-            (SliceFormat::W12, WeightView::Exact) => "w12_matmul",
-            (SliceFormat::W12, WeightView::Q) => "w12_matmul_q",
-            (SliceFormat::Bf16 | SliceFormat::Fp8 { .. }, _) => "bf16_matmul",
-        };
-        format!("{stem}_wgmma_{}", self.tile_rows)
-    }
 }
 
 fn tile_rows(num_rows: usize) -> usize {
@@ -140,12 +131,23 @@ struct ArrangeRowsParams {
 /// rows][8 core matrices]`, before the sums of a launch.
 pub(super) struct WgmmaMatmul {
     pub(super) source: &'static KernelSource,
+    pub(super) stem: &'static str,
     pub(super) view: WeightView,
     pub(super) num_rows: usize,
     pub(super) in_features: usize,
 }
 
 impl WgmmaMatmul {
+    /// What the names of a format's kernels begin with, if there are some.
+    pub(super) fn stem_of(format: SliceFormat, view: WeightView) -> Option<&'static str> {
+        match (format, view) {
+            (SliceFormat::Bf16, _) => Some("bf16_matmul"),
+            (SliceFormat::W12, WeightView::Exact) => Some("w12_matmul"),
+            (SliceFormat::W12, WeightView::Q) => Some("w12_matmul_q"),
+            (SliceFormat::Fp8 { .. }, _) => None,
+        }
+    }
+
     /// Bytes of the arranged rows.
     pub(super) fn row_bytes(&self) -> usize {
         self.num_rows.div_ceil(8) * self.in_features.div_ceil(TILE_COLUMNS) * ROW_GROUP_BYTES
@@ -217,7 +219,7 @@ impl WgmmaMatmul {
         let limits = device.limits();
         let num_rows = params.num_rows as usize;
         let config = WgmmaConfig::choose(stack, self.view, num_rows, limits);
-        let name = config.kernel_name(stack.format, self.view);
+        let name = format!("{}_wgmma_{}", self.stem, config.tile_rows);
         let function = device.function(self.source, &name)?;
         device.allow_shared_bytes(&function, config.shared_bytes)?;
         let mut shape = Shape {
