@@ -3,6 +3,7 @@
 // `w12_matmul_*` read both planes. `w12_matmul_q_*` read the 8-bit plane alone, the low mantissa bits at their midpoint;
 // escapes above the window are exact there, those below stay the window's smallest code.
 #include "skinny_matmul.cuh"
+#include "staged_matmul.cuh"
 #include "w12_decode.cuh"
 
 // The head of a slice in memory, before its 8-bit planes and its 4-bit planes; made when the weights are loaded.
@@ -22,19 +23,25 @@ struct W12Weights {
     static constexpr u32 NOTE_BYTES = SliceNote::BYTES;
     // In memory, and of that what is read.
     static constexpr u32 STORED_TILE_BYTES = PLANE8_BYTES + PLANE4_BYTES;
+    static constexpr u32 FIRST_BYTES = PLANE8_BYTES;
     static constexpr u32 TILE_BYTES = IS_EXACT ? STORED_TILE_BYTES : PLANE8_BYTES;
 
-    // A slice that has arrived.
-    struct Slice {
+    // A lane's part of a super-tile's planes.
+    struct Codes {
+        uint4 u, v, x;
+    };
+
+    // A piece of a slice that has arrived, with the slice's note.
+    struct Piece {
         const MatmulParams& p;
         const u32 tile, slot, lane_place, lane;
         u32 plane4;
         LaneBases bases;
         u32 ends, has_escapes;
 
-        __device__ __forceinline__ Slice(const MatmulParams& params, u32 tile_of_all, u32 at, u32 len, u32 lane_index)
+        __device__ __forceinline__ Piece(const MatmulParams& params, u32 tile_of_all, u32 at, u32 num, u32 lane_index)
             : p(params), tile(tile_of_all), slot(at), lane_place(at + NOTE_BYTES + lane_index * 16), lane(lane_index) {
-            plane4 = lane_place + len * PLANE8_BYTES;
+            plane4 = lane_place + num * PLANE8_BYTES;
             bases.low = load_shared_u8(slot + SliceNote::BASES + lane / 4) * 0x00800080u;
             bases.high = load_shared_u8(slot + SliceNote::BASES + 8 + lane / 4) * 0x00800080u;
             ends = load_shared_u32(slot + SliceNote::ENDS);
@@ -42,17 +49,21 @@ struct W12Weights {
             has_escapes = ends == SliceNote::CROWDED ? ends : ends ^ ends << 6;
         }
 
-        __device__ __forceinline__ void decode(u32 j, u32 (&a)[4][4]) const {
-            const uint4 u = load_shared_16(lane_place + j * PLANE8_BYTES), v = load_shared_16(lane_place + j * PLANE8_BYTES + 512);
-            const uint4 x = IS_EXACT ? load_shared_16(plane4 + j * PLANE4_BYTES)
-                                     : make_uint4(0x88888888, 0x88888888, 0x88888888, 0x88888888);
-            decode_w12(u.x, v.x, x.x, bases, a[0]);
-            decode_w12(u.y, v.y, x.y, bases, a[1]);
-            decode_w12(u.z, v.z, x.z, bases, a[2]);
-            decode_w12(u.w, v.w, x.w, bases, a[3]);
+        __device__ __forceinline__ void load(u32 j, Codes& codes) const {
+            codes.u = load_shared_16(lane_place + j * PLANE8_BYTES);
+            codes.v = load_shared_16(lane_place + j * PLANE8_BYTES + 512);
+            codes.x = IS_EXACT ? load_shared_16(plane4 + j * PLANE4_BYTES)
+                               : make_uint4(0x88888888, 0x88888888, 0x88888888, 0x88888888);
         }
 
-        // Puts escapes over their junk codes.
+        __device__ __forceinline__ void decode(const Codes& codes, u32 (&a)[4][4]) const {
+            decode_w12(codes.u.x, codes.v.x, codes.x.x, bases, a[0]);
+            decode_w12(codes.u.y, codes.v.y, codes.x.y, bases, a[1]);
+            decode_w12(codes.u.z, codes.v.z, codes.x.z, bases, a[2]);
+            decode_w12(codes.u.w, codes.v.w, codes.x.w, bases, a[3]);
+        }
+
+        // Puts escapes of the slice's super-tile `j` over their junk codes.
         __device__ __forceinline__ void patch(u32 j, u32 (&a)[4][4]) const {
             if (has_escapes & 63u << 6 * j) patch_tile(j, a);
         }
@@ -81,3 +92,7 @@ struct W12Weights {
 
 SKINNY_MATMUL_KERNELS(w12_matmul, W12Weights<true>)
 SKINNY_MATMUL_KERNELS(w12_matmul_q, W12Weights<false>)
+#if __CUDA_ARCH__ == 900
+STAGED_MATMUL_KERNELS(w12_matmul_staged, W12Weights<true>)
+STAGED_MATMUL_KERNELS(w12_matmul_q_staged, W12Weights<false>)
+#endif

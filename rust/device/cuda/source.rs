@@ -76,6 +76,7 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "skinny_matmul.cuh",
     "slice_sums.cuh",
     "split_product.cuh",
+    "staged_matmul.cuh",
     "tf32.cuh",
     "thread_copy.cuh",
     "top_keys.cuh",
