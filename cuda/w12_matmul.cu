@@ -1,20 +1,14 @@
 // W12 weights times 1..32 rows, in the order of slice_sums.cuh: the bits of bf16_matmul on the decoded weights.
 //
-// `w12_matmul_*` read both planes. `w12_matmul_q_*` read the 8-bit plane alone, the low mantissa bits at their midpoint;
-// escapes above the window are exact there, those below stay the window's smallest code.
+// `w12_matmul_*` read both planes; `q_view_*` are in q_view.cuh. `w12_matmul_q_*` read the 8-bit plane alone, the low
+// mantissa bits at their midpoint; escapes above the window are exact there, those below stay the window's smallest code.
 #include "skinny_matmul.cuh"
+#include "slice_note.cuh"
 #include "staged_matmul.cuh"
 #include "w12_decode.cuh"
-
-// The head of a slice in memory, before its 8-bit planes and its 4-bit planes; made when the weights are loaded.
-struct SliceNote {
-    static constexpr u32 BYTES = 64, NUM_ENTRIES = 10;
-    static constexpr u32 ENDS = 0;      // u32: 6 bits a super-tile, escapes up to its end; or CROWDED
-    static constexpr u32 FIRST = 4;     // u32: index of the slice's first super-tile in escape_starts
-    static constexpr u32 BASES = 8;     // u8 of each channel: exponent base
-    static constexpr u32 ENTRIES = 24;  // u32 each: `lane << 21 | slot << 16 | bits`
-    static constexpr u32 CROWDED = 0xFFFFFFFF;  // more escapes than entries: they are found through escape_starts
-};
+#if __CUDA_ARCH_FEAT_SM90_ALL
+#include "q_view.cuh"
+#endif
 
 template <bool IS_EXACT>
 struct W12Weights {
@@ -95,4 +89,17 @@ SKINNY_MATMUL_KERNELS(w12_matmul_q, W12Weights<false>)
 #if __CUDA_ARCH__ == 900
 STAGED_MATMUL_KERNELS(w12_matmul_staged, W12Weights<true>)
 STAGED_MATMUL_KERNELS(w12_matmul_q_staged, W12Weights<false>)
+#endif
+
+#if __CUDA_ARCH_FEAT_SM90_ALL
+extern "C" __global__ void __launch_bounds__(512) quantise_rows(const __grid_constant__ QuantiseRowsParams p) { quantise(p); }
+
+#define Q_VIEW_KERNEL(ROWS)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(Q_VIEW_THREADS, 1) q_view_##ROWS(const __grid_constant__ QViewParams p) { \
+        q_view<ROWS>(p);                                                                                                  \
+    }
+Q_VIEW_KERNEL(8)
+Q_VIEW_KERNEL(16)
+Q_VIEW_KERNEL(24)
+Q_VIEW_KERNEL(32)
 #endif

@@ -8,18 +8,12 @@
 #pragma once
 
 #include "screen.cuh"
+#include "wgmma.cuh"
 
 constexpr u32 STAGE_CHUNKS = 8;
 constexpr u32 STAGE_BYTES = STAGE_CHUNKS * CHUNK_BYTES;
-constexpr u32 GROUP_THREADS = 128;
 constexpr u32 NUM_CONSUMERS = 2;
 constexpr u32 WGMMA_THREADS = NUM_CONSUMERS * GROUP_THREADS + WARP_LANES;
-
-// Of core matrices of 8 x 16 bytes without swizzle: where they lie, and the distance from one to the next along K and
-// across it.
-__device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 along_k, u32 across) {
-    return static_cast<u64>((address & 0x3FFFF) >> 4) | static_cast<u64>(along_k >> 4) << 16 | static_cast<u64>(across >> 4) << 32;
-}
 
 // d += a b for 64 channels x 32 columns of codes and 32 x COLUMNS, exactly; runs on its own until waited for.
 template <u32 COLUMNS>
@@ -53,21 +47,6 @@ __device__ __forceinline__ void wgmma_k32<64>(int (&d)[32], u64 a, u64 b) {
         "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
         "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, adds; }"
         : WGMMA_REGS_32(d, 0) : "l"(a), "l"(b), "r"(1));
-}
-
-__device__ __forceinline__ void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-
-// Waits until no more than PENDING batches run.
-template <u32 PENDING>
-__device__ __forceinline__ void wgmma_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
-
-// Copies what many blocks read: without a hint, so that it stays in the L2 cache.
-__device__ __forceinline__ void copy_shared_data(u32 to, const u8* from, u32 num_bytes, u32 barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-                 "r"(num_bytes), "r"(barrier) : "memory");
 }
 
 // Where things lie in shared memory; the launcher computes the same size.

@@ -28,6 +28,7 @@ mod packed_w12;
 pub mod paths;
 pub mod placed_rows;
 pub mod plant_matrix;
+mod q_view;
 #[cfg(test)]
 pub(crate) mod random_trees;
 pub mod rms_norm;

@@ -6,6 +6,7 @@
 use half::bf16;
 
 use super::bf16_matmul::{Epilogue, PackedBf16};
+use super::q_view::{QView, QViewRows};
 use super::skinny_weights::{
     MAX_SLICE_TILES, OCTET, SkinnyWeights, SliceFormat, SliceMap, TILE_CHANNELS, TILE_COLUMNS,
 };
@@ -16,7 +17,7 @@ use crate::device::{Buffer, Device};
 use crate::error::{DeviceError, KernelError};
 
 /// Matrices of one launch; `MAX_PARTS` of `slice_sums.cuh`.
-const MAX_PARTS: usize = 4;
+pub(super) const MAX_PARTS: usize = 4;
 /// Rows that one launch multiplies at most.
 const MAX_ROWS: usize = 32;
 const WARP_LANES: usize = 32;
@@ -238,7 +239,7 @@ impl SkinnyConfig {
 /// `MatmulPart` of `slice_sums.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct MatmulPart {
+pub(super) struct MatmulPart {
     weights: u64,
     escape_starts: u64,
     escapes: u64,
@@ -427,7 +428,7 @@ impl SkinnyMatmul<'_> {
 
     fn launch_all(&self, device: &CudaDevice, x: u64) -> Result<(), DeviceError> {
         let rounded_bytes = self.num_rows * self.rounded_row_bytes();
-        let sums_bytes = self.sums_bytes();
+        let sums_bytes = self.scratch_bytes(device);
         let scratch = device.scratch(sums_bytes + rounded_bytes)?;
         let rounded = scratch + sums_bytes as u64;
         self.round_rows(device, x, rounded)?;
@@ -443,6 +444,15 @@ impl SkinnyMatmul<'_> {
         self.in_features().next_multiple_of(TILE_COLUMNS) * size_of::<bf16>()
     }
 
+    /// Scratch of one launch, besides activations.
+    fn scratch_bytes(&self, device: &CudaDevice) -> usize {
+        let launches = self.products.chunks(MAX_PARTS);
+        let stacks = launches.map(|parts| Stack::of(parts.iter().map(|p| p.weights)));
+        let views = stacks.filter_map(|stack| self.q_view(device, stack));
+        let view_bytes = views.map(|view| view.scratch_bytes()).max();
+        self.sums_bytes().max(view_bytes.unwrap_or(0))
+    }
+
     /// Scratch for the octet sums of one launch.
     fn sums_bytes(&self) -> usize {
         let launches = self.products.chunks(MAX_PARTS);
@@ -453,9 +463,13 @@ impl SkinnyMatmul<'_> {
     }
 
     fn launch_rounded(&self, device: &CudaDevice, rounded: u64) -> Result<(), DeviceError> {
-        let scratch = device.scratch(self.sums_bytes())?;
+        let scratch = device.scratch(self.scratch_bytes(device))?;
         for products in self.products.chunks(MAX_PARTS) {
             let stack = Stack::of(products.iter().map(|product| product.weights));
+            if let Some(view) = self.q_view(device, stack) {
+                self.launch_q_view(device, &view, products, rounded)?;
+                continue;
+            }
             let mut first = 0;
             while first < self.num_rows {
                 let left = self.num_rows - first;
@@ -469,6 +483,32 @@ impl SkinnyMatmul<'_> {
                 self.launch(device, stack, params)?;
                 first += num_rows;
             }
+        }
+        Ok(())
+    }
+
+    /// How the 8-bit view is multiplied, where it has an instruction of its own.
+    fn q_view(&self, device: &CudaDevice, stack: Stack) -> Option<QView> {
+        let is_view = self.view == WeightView::Q && stack.format == SliceFormat::W12;
+        QView::choose(device, stack.in_features, stack.num_tiles).filter(|_| is_view)
+    }
+
+    fn launch_q_view(
+        &self,
+        device: &CudaDevice,
+        view: &QView,
+        products: &[SkinnyProduct<'_>],
+        rounded: u64,
+    ) -> Result<(), DeviceError> {
+        let adds_to_output = self.epilogue == Epilogue::AddToOutput;
+        for first in (0..self.num_rows).step_by(QView::MAX_ROWS) {
+            let rows = QViewRows {
+                rounded: rounded + (first * self.rounded_row_bytes()) as u64,
+                num_rows: (self.num_rows - first).min(QView::MAX_ROWS),
+                scratch: device.scratch(view.scratch_bytes())?,
+                adds_to_output,
+            };
+            view.launch(device, self.parts(products, first), rows)?;
         }
         Ok(())
     }
@@ -504,8 +544,31 @@ impl SkinnyMatmul<'_> {
         first: usize,
         num_rows: usize,
     ) -> MatmulParams {
-        let at = |address: Option<u64>| address.unwrap_or(0);
         let map = SliceMap::of(self.in_features());
+        let parts = self.parts(products, first);
+        let num_tiles = parts.iter().map(|part| part.end_tile).max().unwrap_or(0);
+        MatmulParams {
+            parts,
+            x: 0,
+            octet_sums: 0,
+            grid_barrier: 0,
+            num_rows: num_rows as u32,
+            num_tiles,
+            in_features: self.in_features() as u32,
+            num_octets: map.num_octets as u32,
+            log2_slices: map.num_slices().ilog2(),
+            piece_tiles: 0,
+            ring_slots: 0,
+            cluster_blocks: 1,
+            inbox_slots: 1,
+            adds_to_output: u32::from(self.epilogue == Epilogue::AddToOutput),
+            octet_tiles: map.octet_tiles() as u32,
+        }
+    }
+
+    /// The matrices of a launch, for rows from `first` on.
+    fn parts(&self, products: &[SkinnyProduct<'_>], first: usize) -> [MatmulPart; MAX_PARTS] {
+        let at = |address: Option<u64>| address.unwrap_or(0);
         let mut parts = [MatmulPart::default(); MAX_PARTS];
         let mut num_tiles = 0;
         for (part, product) in parts.iter_mut().zip(products) {
@@ -521,23 +584,7 @@ impl SkinnyMatmul<'_> {
                 end_tile: num_tiles as u32,
             };
         }
-        MatmulParams {
-            parts,
-            x: 0,
-            octet_sums: 0,
-            grid_barrier: 0,
-            num_rows: num_rows as u32,
-            num_tiles: num_tiles as u32,
-            in_features: self.in_features() as u32,
-            num_octets: map.num_octets as u32,
-            log2_slices: map.num_slices().ilog2(),
-            piece_tiles: 0,
-            ring_slots: 0,
-            cluster_blocks: 1,
-            inbox_slots: 1,
-            adds_to_output: u32::from(self.epilogue == Epilogue::AddToOutput),
-            octet_tiles: map.octet_tiles() as u32,
-        }
+        parts
     }
 
     /// Launches one multiplication of up to 32 rows.

@@ -59,6 +59,8 @@ pub struct CudaDevice {
     scratch: Mutex<Vec<CudaSlice<u8>>>,
     /// See [`CudaDevice::grid_barrier`].
     grid_barrier: CudaSlice<u8>,
+    /// See [`CudaDevice::arrivals`].
+    arrivals: CudaSlice<u32>,
 }
 
 /// What kernels size themselves by.
@@ -113,6 +115,9 @@ impl CudaDevice {
             grid_barrier: stream
                 .alloc_zeros(GRID_BARRIER_BYTES)
                 .map_err(driver("allocating a barrier"))?,
+            arrivals: stream
+                .alloc_zeros(Self::NUM_ARRIVALS)
+                .map_err(driver("allocating counters"))?,
             context,
             stream,
         })
@@ -246,6 +251,15 @@ impl CudaDevice {
     /// The address of the barrier at which the blocks of one kernel meet; its counter is zero between kernels.
     pub fn grid_barrier(&self) -> u64 {
         self.grid_barrier.device_ptr(&self.stream).0
+    }
+
+    /// Counters at [`arrivals`](Self::arrivals).
+    pub const NUM_ARRIVALS: usize = 8192;
+
+    /// The address of counters by which blocks of one kernel say that they have left something; all are zero between
+    /// kernels.
+    pub fn arrivals(&self) -> u64 {
+        self.arrivals.device_ptr(&self.stream).0
     }
 
     /// The address of at least `num_bytes` of memory that any kernel of the stream may use until the next one starts,

@@ -72,15 +72,18 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "screen_scan_wgmma.cuh",
     "placed_rows.cuh",
     "power_of_two.cuh",
+    "q_view.cuh",
     "row_paths.cuh",
     "skinny_matmul.cuh",
+    "slice_note.cuh",
     "slice_sums.cuh",
     "split_product.cuh",
     "staged_matmul.cuh",
     "tf32.cuh",
     "thread_copy.cuh",
     "top_keys.cuh",
-    "w12_decode.cuh"
+    "w12_decode.cuh",
+    "wgmma.cuh"
 ];
 
 impl KernelSource {
