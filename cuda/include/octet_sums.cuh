@@ -66,8 +66,12 @@ __device__ __forceinline__ void finish_unit(const MatmulParams& p, const SharedL
         for (u32 i = 0; i < BLOCK_OCTETS; i++) {
             const float4 sum = add_slices<Weights, GROUPS, BLOCK_OCTETS>(shared, (index * BLOCK_OCTETS + i) % shared.BUFFERS, group, lane);
             const u32 octet = unit.group * BLOCK_OCTETS + i;
-            if (i == 0) total = sum;
-            else if (is_whole) add_to(total, sum);
+            if (BLOCK_OCTETS == 1) {
+                total = sum;
+            } else if (is_whole) {
+                if (i == 0) total = sum;
+                else add_to(total, sum);
+            }
             if (is_whole) continue;
             if (p.cluster_blocks > 1) {
                 const u32 inbox = shared.inbox + (place.slot * p.num_octets + octet) * shared.OCTET_SUM_BYTES + lane * 16;
