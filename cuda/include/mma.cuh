@@ -42,11 +42,6 @@ __device__ __forceinline__ float4 load_shared_float4(u32 address) {
     return {__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z), __uint_as_float(bits.w)};
 }
 
-__device__ __forceinline__ void store_shared_float4(u32 address, float4 value) {
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
-                 : "memory");
-}
-
 __device__ __forceinline__ void add_to(float4& sum, float4 value) {
     sum.x += value.x, sum.y += value.y, sum.z += value.z, sum.w += value.w;
 }

@@ -52,40 +52,33 @@ __device__ __forceinline__ void finish_unit(const MatmulParams& p, const SharedL
     if (p.cluster_blocks > 1) {
         barrier_wait_cluster(shared.inbox_free + (place.owner * p.inbox_slots + place.slot) * 8, place.parity ^ 1);
     }
-    const PartTile tile(p, unit.tile);
+    float4 total[GROUPS];
 #pragma unroll
     for (u32 i = 0; i < BLOCK_OCTETS; i++) {
-        const u32 octet = index * BLOCK_OCTETS + i;
-        barrier_wait(shared.sums_full + octet % shared.BUFFERS * 8, octet / shared.BUFFERS & 1);
-    }
-    // One piece of code for all groups: it runs seldom, and takes registers that the activations need.
-#pragma unroll 1
-    for (u32 group = 0; group < GROUPS; group++) {
-        float4 total;
+        float4 sums[GROUPS];
+        add_slices<Weights, GROUPS, BLOCK_OCTETS>(shared, index * BLOCK_OCTETS + i, lane, sums);
+        const u32 octet = unit.group * BLOCK_OCTETS + i;
+        const u32 inbox = shared.inbox + (place.slot * p.num_octets + octet) * shared.OCTET_SUM_BYTES + lane * 16;
 #pragma unroll
-        for (u32 i = 0; i < BLOCK_OCTETS; i++) {
-            const float4 sum = add_slices<Weights, GROUPS, BLOCK_OCTETS>(shared, (index * BLOCK_OCTETS + i) % shared.BUFFERS, group, lane);
-            const u32 octet = unit.group * BLOCK_OCTETS + i;
-            if (BLOCK_OCTETS == 1) {
-                total = sum;
-            } else if (is_whole) {
-                if (i == 0) total = sum;
-                else add_to(total, sum);
-            }
-            if (is_whole) continue;
-            if (p.cluster_blocks > 1) {
-                const u32 inbox = shared.inbox + (place.slot * p.num_octets + octet) * shared.OCTET_SUM_BYTES + lane * 16;
-                store_in_block(address_in_block(inbox + group * WARP_LANES * 16, place.owner), sum,
+        for (u32 group = 0; group < GROUPS; group++) {
+            if (is_whole) {
+                if (i == 0) total[group] = sums[group];
+                else add_to(total[group], sums[group]);
+            } else if (p.cluster_blocks > 1) {
+                store_in_block(address_in_block(inbox + group * WARP_LANES * 16, place.owner), sums[group],
                                address_in_block(shared.inbox_full + place.slot * 8, place.owner));
             } else {
                 const u64 first = (static_cast<u64>(unit.tile) * p.num_octets + octet) * GROUPS * WARP_LANES;
-                __stcg(p.octet_sums + first + group * WARP_LANES + lane, sum);
+                __stcg(p.octet_sums + first + group * WARP_LANES + lane, sums[group]);
             }
         }
-        if (is_whole) store_channels(p, group * 8 + lane / 4, tile, lane % 4 * 4, total);
     }
-    __syncwarp();
-    if (lane < BLOCK_OCTETS) barrier_arrive(shared.sums_empty + (index * BLOCK_OCTETS + lane) % shared.BUFFERS * 8);
+    if (!is_whole) return;
+    const PartTile tile(p, unit.tile);
+#pragma unroll
+    for (u32 group = 0; group < GROUPS; group++) {
+        store_channels(p, group * 8 + lane / 4, tile, lane % 4 * 4, total[group]);
+    }
 }
 
 // The owner's part for the block's unit `index`: adds the octets in its inbox.
@@ -95,14 +88,20 @@ __device__ __forceinline__ void add_inbox(const MatmulParams& p, const SharedLay
     const InboxPlace place(p, index);
     const u32 full = shared.inbox_full + place.slot * 8;
     barrier_wait_cluster(full, place.parity);
+    float4 total[GROUPS];
+    for (u32 octet = 0; octet < p.num_octets; octet++) {
+        const u32 from = shared.inbox + (place.slot * p.num_octets + octet) * shared.OCTET_SUM_BYTES + lane * 16;
+#pragma unroll
+        for (u32 group = 0; group < GROUPS; group++) {
+            const float4 sum = load_shared_float4(from + group * WARP_LANES * 16);
+            if (octet == 0) total[group] = sum;
+            else add_to(total[group], sum);
+        }
+    }
     const PartTile part_tile(p, tile);
-#pragma unroll 1
+#pragma unroll
     for (u32 group = 0; group < GROUPS; group++) {
-        const u32 from = shared.inbox + (place.slot * p.num_octets * GROUPS + group) * WARP_LANES * 16 + lane * 16;
-        float4 total = load_shared_float4(from);
-#pragma unroll 1
-        for (u32 octet = 1; octet < p.num_octets; octet++) add_to(total, load_shared_float4(from + octet * shared.OCTET_SUM_BYTES));
-        store_channels(p, group * 8 + lane / 4, part_tile, lane % 4 * 4, total);
+        store_channels(p, group * 8 + lane / 4, part_tile, lane % 4 * 4, total[group]);
     }
     __syncwarp();
     if (lane == 0) barrier_expect(full, p.num_octets * shared.OCTET_SUM_BYTES);

@@ -10,14 +10,18 @@ __device__ __forceinline__ void stream_units(const MatmulParams& p, const Shared
     WeightRing<Weights, BLOCK_OCTETS> ring{p, k_tiles, num_tiles, slice, lane,
                                            shared.ring + slice * p.ring_slots * shared.slot_bytes, shared.slot_bytes,
                                            shared.ring_full + slice * p.ring_slots * 8,
-                                           unit, {}, {}, num_units, 0, 0, 0};
+                                           read_once_policy(), unit, {}, {}, num_units, 0};
     ring.find_slices();
     SliceSpan spans[BLOCK_OCTETS];
 #pragma unroll
     for (u32 octet = 0; octet < BLOCK_OCTETS; octet++) {
         spans[octet] = slice_span(p, k_tiles, unit.group * BLOCK_OCTETS + octet, slice);
     }
-    for (u32 slot = 0; slot < p.ring_slots; slot++) ring.ask(slot);
+    u32 asked = 0;  // octet of the group to ask for next
+    for (u32 slot = 0; slot < p.ring_slots; slot++) {
+        ring.ask(slot, asked);
+        asked = (asked + 1) % BLOCK_OCTETS;
+    }
     launch_dependents();
     wait_for_predecessors();
 
@@ -39,19 +43,16 @@ __device__ __forceinline__ void stream_units(const MatmulParams& p, const Shared
 #pragma unroll
             for (u32 octet = 0; octet < BLOCK_OCTETS; octet++) {
                 float sums[GROUPS][4] = {};
-                u32 first = 0;
-                do {
-                    barrier_wait(ring.barriers_start + slot * 8, parity);
-                    __syncwarp();
-                    const u32 num = min(spans[octet].len - first, p.piece_tiles);
-                    const typename Weights::Piece piece(p, unit.tile, ring.slots_start + slot * shared.slot_bytes, num, lane);
-                    multiply_piece<Weights>(piece, first, num, rows[octet], sums);
-                    // The slot's bytes are in registers, and used: it may be written again.
-                    __syncwarp();
-                    ring.ask(slot);
-                    if (++slot == p.ring_slots) slot = 0, parity ^= 1;
-                    first += p.piece_tiles;
-                } while (first < spans[octet].len);
+                const u32 at = ring.slots_start + slot * shared.slot_bytes;
+                barrier_wait(ring.barriers_start + slot * 8, parity);
+                __syncwarp();
+                const typename Weights::Slice arrived(p, unit.tile, at, spans[octet].len, lane);
+                multiply_slice<Weights>(arrived, spans[octet].len, rows[octet], sums);
+                // The slot's bytes are in registers, and used: it may be written again.
+                __syncwarp();
+                ring.ask(slot, asked);
+                asked = (asked + 1) % BLOCK_OCTETS;
+                if (++slot == p.ring_slots) slot = 0, parity ^= 1;
                 leave_slice_sums<Weights, GROUPS, BLOCK_OCTETS>(shared, i * BLOCK_OCTETS + octet, slice, lane, sums);
             }
         }
@@ -134,14 +135,6 @@ extern "C" __global__ void round_rows(const __grid_constant__ RoundRowsParams p)
     round_rows(p.x, p.rounded, p.num_rows, p.in_features);
 }
 
-// Blocks that share a multiprocessor: two where registers and shared memory hold them, so that more warps hide each other's
-// waits and the next launch's first weights arrive while the last blocks of this one run.
-#if __CUDA_ARCH__ == 900
-#define BLOCKS_EACH(GROUPS, BLOCK_OCTETS) (GROUPS <= 2 && BLOCK_OCTETS == 1 ? 2 : 1)
-#else
-#define BLOCKS_EACH(GROUPS, BLOCK_OCTETS) 1
-#endif
-
 // Kernels of one weight format for 8, 16, 24 and 32 rows; `_2` takes two octets at a time.
 #define SKINNY_MATMUL_KERNELS(NAME, ...)                                                                       \
     SKINNY_MATMUL_KERNEL(NAME##_8, 1, 1, __VA_ARGS__)                                                          \
@@ -151,7 +144,6 @@ extern "C" __global__ void round_rows(const __grid_constant__ RoundRowsParams p)
     SKINNY_MATMUL_KERNEL(NAME##_24, 3, 1, __VA_ARGS__)                                                         \
     SKINNY_MATMUL_KERNEL(NAME##_32, 4, 1, __VA_ARGS__)
 #define SKINNY_MATMUL_KERNEL(NAME, GROUPS, BLOCK_OCTETS, ...)                                                  \
-    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, BLOCKS_EACH(GROUPS, BLOCK_OCTETS))            \
-    NAME(const __grid_constant__ MatmulParams p) { \
+    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) NAME(const __grid_constant__ MatmulParams p) { \
         skinny_matmul<__VA_ARGS__, GROUPS, BLOCK_OCTETS>(p);                                                   \
     }

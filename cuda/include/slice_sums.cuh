@@ -49,12 +49,11 @@ struct MatmulParams {
     u32 in_features;
     u32 num_octets;            // a power of two
     u32 log2_slices;           // of SLICES * num_octets
-    u32 piece_tiles;           // super-tiles of a slice that one slot of a ring holds, at most
-    u32 ring_slots;            // slots of a warp's ring
+    u32 slice_tiles;           // super-tiles of the longest slice: size of a ring slot
+    u32 ring_slots;            // slices of a warp's ring
     u32 cluster_blocks;        // blocks that hold all octets of a tile between them; 1 without clusters
     u32 inbox_slots;           // tiles whose octets an owner may hold at a time, 1 without clusters
     u32 adds_to_output;        // y = y + sum
-    u32 octet_tiles;           // super-tiles of the longest octet
 };
 
 // The part that a tile belongs to, and its place there.
@@ -133,7 +132,7 @@ struct SharedLayout {
     u32 slot_bytes, ring, sums, inbox, ring_full, sums_full, sums_empty, inbox_full, inbox_free;
 
     __device__ __forceinline__ SharedLayout(const MatmulParams& p, u32 start) {
-        slot_bytes = Weights::NOTE_BYTES + p.piece_tiles * Weights::TILE_BYTES;
+        slot_bytes = Weights::NOTE_BYTES + p.slice_tiles * Weights::TILE_BYTES;
         ring = start;
         sums = ring + SLICES * p.ring_slots * slot_bytes;
         inbox = sums + BUFFERS * SLICES * SLICE_SUM_BYTES;
@@ -145,37 +144,18 @@ struct SharedLayout {
     }
 };
 
-// Copies `num` super-tiles of a slice of `len`, from super-tile `first` on, as memory holds a slice: note, first planes,
-// second planes.
-template <class Weights>
-__device__ __forceinline__ void copy_piece(u32 to, const u8* slice_start, u32 len, u32 first, u32 num, u32 barrier, u64 policy, u32 lane) {
-    constexpr u32 NOTE = Weights::NOTE_BYTES, FIRST = Weights::FIRST_BYTES, SECOND = Weights::TILE_BYTES - FIRST;
-    copy_begin(barrier, NOTE + num * (FIRST + SECOND), lane);
-    if (num == len) {
-        copy_async(to, slice_start, NOTE + num * (FIRST + SECOND), barrier, policy, lane);
-    } else {
-        if (NOTE > 0) copy_async(to, slice_start, NOTE, barrier, policy, lane);
-        copy_async(to + NOTE, slice_start + NOTE + first * FIRST, num * FIRST, barrier, policy, lane);
-        if (SECOND > 0) {
-            copy_async(to + NOTE + num * FIRST, slice_start + NOTE + len * FIRST + first * SECOND, num * SECOND, barrier, policy, lane);
-        }
-    }
-    copy_end(barrier);
-}
-
-// A warp's ring: asks for the slices of its run in order, piece by piece, as far ahead as there are slots.
+// A warp's ring: asks for the slices of its run in order, as far ahead as there are slots.
 template <class Weights, u32 BLOCK_OCTETS>
 struct WeightRing {
     const MatmulParams& p;
     const u32 k_tiles, num_tiles, slice, lane;
     const u32 slots_start, slot_bytes, barriers_start;
+    u64 policy;
     UnitCursor next;
     const u8* from[BLOCK_OCTETS];  // the next unit's slices
-    u32 len[BLOCK_OCTETS];         // their super-tiles
+    u32 num_bytes[BLOCK_OCTETS];
     u32 units_left;
     u32 part_end;                  // tile with which the next unit's part ends
-    u32 octet;                     // the next piece: octet of the group, first super-tile
-    u32 first;
 
     __device__ __forceinline__ u64 tile_stride() const {
         return static_cast<u64>(k_tiles) * Weights::STORED_TILE_BYTES + p.num_octets * SLICES * Weights::NOTE_BYTES;
@@ -186,26 +166,24 @@ struct WeightRing {
         part_end = p.parts[place.part].end_tile;
 #pragma unroll
         for (u32 i = 0; i < BLOCK_OCTETS; i++) {
-            const u32 of_all = next.group * BLOCK_OCTETS + i;
-            const SliceSpan span = slice_span(p, k_tiles, of_all, slice);
+            const u32 octet = next.group * BLOCK_OCTETS + i;
+            const SliceSpan span = slice_span(p, k_tiles, octet, slice);
             from[i] = p.parts[place.part].weights + place.tile * tile_stride() + span.first * Weights::STORED_TILE_BYTES +
-                      (of_all * SLICES + slice) * Weights::NOTE_BYTES;
-            len[i] = span.len;
+                      (octet * SLICES + slice) * Weights::NOTE_BYTES;
+            num_bytes[i] = Weights::NOTE_BYTES + span.len * Weights::TILE_BYTES;
         }
     }
 
-    // Asks for the next piece; octets of the next unit's group come in turn.
-    __device__ __forceinline__ void ask(u32 slot) {
+    // Asks for the slice of octet number `octet` of the next unit's group; octets come in turn.
+    __device__ __forceinline__ void ask(u32 slot, u32 octet) {
         if (units_left == 0) return;
-        const u32 of = octet == 0 ? len[0] : len[BLOCK_OCTETS - 1];
-        copy_piece<Weights>(slots_start + slot * slot_bytes, octet == 0 ? from[0] : from[BLOCK_OCTETS - 1], of, first,
-                            min(of - first, p.piece_tiles), barriers_start + slot * 8, read_once_policy(), lane);
-        first += p.piece_tiles;
-        if (first < of) return;
-        first = 0;
-        octet++;
-        if (octet < BLOCK_OCTETS) return;
-        octet = 0;
+        const u32 barrier = barriers_start + slot * 8;
+        const bool is_first = octet == 0;
+        const u32 bytes = is_first ? num_bytes[0] : num_bytes[BLOCK_OCTETS - 1];
+        copy_begin(barrier, bytes, lane);
+        copy_async(slots_start + slot * slot_bytes, is_first ? from[0] : from[BLOCK_OCTETS - 1], bytes, barrier, policy, lane);
+        copy_end(barrier);
+        if (octet + 1 < BLOCK_OCTETS) return;
         units_left--;
         if (next.advance(num_tiles) || next.tile == part_end) {
             // Past the last unit there may be no part, and nobody asks.
@@ -217,33 +195,31 @@ struct WeightRing {
     }
 };
 
-// Adds what a piece of a slice, from super-tile `first` on, gives to the slice's sums. One piece of code for every super-tile
-// but its matrix instructions, whose operands B are other registers each time: straight-line code of a whole slice does not
-// fit the instruction cache next to the scheduler. The next super-tile is on its way from shared memory meanwhile.
+// The sums of a slice that has arrived. One piece of code for every length: several would not fit the instruction cache.
+// A super-tile is decoded between the matrix instructions of the one before, which wait for each other.
 template <class Weights, u32 GROUPS>
-__device__ __forceinline__ void multiply_piece(const typename Weights::Piece& piece, u32 first, u32 num, const SliceRows<GROUPS>& rows,
+__device__ __forceinline__ void multiply_slice(const typename Weights::Slice& slice, u32 len, const SliceRows<GROUPS>& rows,
                                                float (&sums)[GROUPS][4]) {
-    typename Weights::Codes codes;
-    piece.load(0, codes);
-#pragma unroll 1
-    for (u32 j = 0; j < num; j++) {
-        u32 a[4][4];
-        piece.decode(codes, a);
-        // Past the end this loads what lies behind in shared memory, and nobody looks at it.
-        piece.load(j + 1, codes);
-        piece.patch(first + j, a);
+    if (len == 0) return;
+    u32 a[4][4];
+    slice.decode(0, a);
+    slice.patch(0, a);
 #pragma unroll
-        for (u32 tile = 0; tile < MAX_SLICE_TILES; tile++) {
-            if (first + j == tile) {
+    for (u32 j = 0; j < MAX_SLICE_TILES; j++) {
+        u32 next[4][4];
+        // Past the end this decodes what lies behind in shared memory, and nobody looks at it.
+        if (j + 1 < MAX_SLICE_TILES) slice.decode(j + 1, next);
 #pragma unroll
-                for (u32 fragment = 0; fragment < 4; fragment++) {
+        for (u32 fragment = 0; fragment < 4; fragment++) {
 #pragma unroll
-                    for (u32 group = 0; group < GROUPS; group++) {
-                        mma_m16n8k16(sums[group], a[fragment], rows[tile][fragment][group][0], rows[tile][fragment][group][1]);
-                    }
-                }
+            for (u32 group = 0; group < GROUPS; group++) {
+                mma_m16n8k16(sums[group], a[fragment], rows[j][fragment][group][0], rows[j][fragment][group][1]);
             }
         }
+        if (j + 1 >= len) return;
+        slice.patch(j + 1, next);
+#pragma unroll
+        for (u32 i = 0; i < 16; i++) a[i / 4][i % 4] = next[i / 4][i % 4];
     }
 }
 
@@ -267,13 +243,22 @@ __device__ __forceinline__ void leave_slice_sums(const SharedLayout<Weights, GRO
     if (lane == 0) barrier_arrive(shared.sums_full + buffer * 8);
 }
 
-// The sum of a buffer's eight slice sums for a group of rows: four channels of a row a lane.
+// Adds the eight slice sums of the block's octet number `index`.
 template <class Weights, u32 GROUPS, u32 BLOCK_OCTETS>
-__device__ __forceinline__ float4 add_slices(const SharedLayout<Weights, GROUPS, BLOCK_OCTETS>& shared, u32 buffer, u32 group, u32 lane) {
-    const u32 place = (group * 8 + lane / 4) * SUM_STRIDE + lane % 4 * 4;
-    const u32 from = shared.sums + buffer * SLICES * shared.SLICE_SUM_BYTES + place * 4;
-    float4 sum = load_shared_float4(from);
+__device__ __forceinline__ void add_slices(const SharedLayout<Weights, GROUPS, BLOCK_OCTETS>& shared, u32 index, u32 lane,
+                                           float4 (&sums)[GROUPS]) {
+    const u32 buffer = index % shared.BUFFERS;
+    barrier_wait(shared.sums_full + buffer * 8, index / shared.BUFFERS & 1);
 #pragma unroll
-    for (u32 slice = 1; slice < SLICES; slice++) add_to(sum, load_shared_float4(from + slice * shared.SLICE_SUM_BYTES));
-    return sum;
+    for (u32 group = 0; group < GROUPS; group++) {
+        const u32 place = (group * 8 + lane / 4) * SUM_STRIDE + lane % 4 * 4;
+#pragma unroll
+        for (u32 slice = 0; slice < SLICES; slice++) {
+            const float4 value = load_shared_float4(shared.sums + (buffer * SLICES + slice) * shared.SLICE_SUM_BYTES + place * 4);
+            if (slice == 0) sums[group] = value;
+            else add_to(sums[group], value);
+        }
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared.sums_empty + buffer * 8);
 }

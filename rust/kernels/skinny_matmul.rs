@@ -6,9 +6,9 @@
 use half::bf16;
 
 use super::bf16_matmul::{Epilogue, PackedBf16};
-use super::q_view::{QView, QViewRows};
+use super::matmul_rows::MatmulInput;
 use super::skinny_weights::{
-    MAX_SLICE_TILES, OCTET, SkinnyWeights, SliceFormat, SliceMap, TILE_CHANNELS, TILE_COLUMNS,
+    OCTET, SkinnyWeights, SliceFormat, SliceMap, TILE_CHANNELS, TILE_COLUMNS,
 };
 use super::w12_matmul::{PackedW12, WeightView};
 use super::{check_len, check_size};
@@ -17,7 +17,7 @@ use crate::device::{Buffer, Device};
 use crate::error::{DeviceError, KernelError};
 
 /// Matrices of one launch; `MAX_PARTS` of `slice_sums.cuh`.
-pub(super) const MAX_PARTS: usize = 4;
+const MAX_PARTS: usize = 4;
 /// Rows that one launch multiplies at most.
 const MAX_ROWS: usize = 32;
 const WARP_LANES: usize = 32;
@@ -26,18 +26,9 @@ const BLOCK_THREADS: usize = OCTET * WARP_LANES;
 const SUM_ROW_BYTES: usize = 80;
 /// Units whose slice sums wait to be added.
 const SUM_BUFFERS: usize = 2;
-/// Slots of a ring beyond which nothing is gained.
+/// Slices of a ring beyond which nothing is gained.
 const MAX_RING_SLOTS: usize = 16;
-/// Super-tiles of a slot where two blocks share a multiprocessor, and a slot for a whole slice would leave a warp one.
-const PIECE_TILES: usize = 3;
 const BARRIER_BYTES: usize = 8;
-/// Shared memory that the driver takes of every block.
-const RESERVED_SHARED_BYTES: usize = 1024;
-/// Shared memory of a block from which on two share a multiprocessor, or one holds an octet of 32 rows: compute capability 9.0,
-/// for which alone those kernels are compiled.
-const ROOMY_SHARED_BYTES: usize = 200_000;
-/// Tiles that a block with staged activations works on at a time; `STAGED_LANES` of `staged_matmul.cuh`.
-const STAGED_LANES: usize = 2;
 
 /// What the matrices of a launch have in common, and their tiles.
 #[derive(Clone, Copy, Debug)]
@@ -63,28 +54,13 @@ impl Stack {
     }
 }
 
-/// Where a block's activations lie, and so how many warps share them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
-    /// In the registers of eight warps (`skinny_matmul.cuh`).
-    Held {
-        /// Octets that a block holds.
-        block_octets: usize,
-        /// Blocks that a multiprocessor holds at a time.
-        blocks_each: usize,
-    },
-    /// In shared memory, one octet, for two tiles at a time of eight warps each (`staged_matmul.cuh`).
-    Staged,
-}
-
 /// How one multiplication is spread over a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SkinnyConfig {
-    form: Form,
     /// Groups of eight rows.
     row_groups: usize,
-    /// Super-tiles that a slot of a ring holds.
-    piece_tiles: usize,
+    /// Octets that a block holds.
+    block_octets: usize,
     /// Blocks that hold all octets of a tile between them and talk through shared memory; 1 without.
     cluster_blocks: usize,
     inbox_slots: usize,
@@ -106,35 +82,18 @@ impl SkinnyConfig {
     }
 
     fn choose(stack: Stack, view: WeightView, num_rows: usize, limits: Limits) -> Self {
-        let map = SliceMap::of(stack.in_features);
-        let held = |block_octets, blocks_each| Form::Held {
-            block_octets,
-            blocks_each,
-        };
-        let is_few = num_rows <= 16;
-        let is_roomy = limits.has_clusters && limits.block_shared_bytes >= ROOMY_SHARED_BYTES;
-        let every_slice_has_tiles = map.k_tiles >= map.num_slices() && map.num_octets <= 8;
-        // In order of speed, as measured on an H200; activations of two octets fit in registers up to 16 rows.
-        let forms = [
-            (is_roomy && is_few, held(1, 2), PIECE_TILES),
-            (
-                is_roomy && !is_few && every_slice_has_tiles,
-                Form::Staged,
-                1,
-            ),
-            (is_few && map.num_octets > 1, held(2, 1), MAX_SLICE_TILES),
-        ];
-        forms
-            .into_iter()
-            .filter(|(applies, ..)| *applies)
-            .map(|(_, form, tiles)| Self::of(form, tiles, stack, view, num_rows, limits))
-            .find(|config| config.ring_slots > 0)
-            .unwrap_or_else(|| Self::of(held(1, 1), MAX_SLICE_TILES, stack, view, num_rows, limits))
+        // Activations of two octets fit in registers up to 16 rows.
+        if num_rows <= 16 && SliceMap::of(stack.in_features).num_octets > 1 {
+            let config = Self::with_octets(2, stack, view, num_rows, limits);
+            if config.ring_slots > 0 {
+                return config;
+            }
+        }
+        Self::with_octets(1, stack, view, num_rows, limits)
     }
 
-    fn of(
-        form: Form,
-        max_piece_tiles: usize,
+    fn with_octets(
+        block_octets: usize,
         stack: Stack,
         view: WeightView,
         num_rows: usize,
@@ -142,44 +101,29 @@ impl SkinnyConfig {
     ) -> Self {
         let map = SliceMap::of(stack.in_features);
         let row_groups = num_rows.div_ceil(8);
-        let (block_octets, blocks_each, tile_lanes) = match form {
-            Form::Held {
-                block_octets,
-                blocks_each,
-            } => (block_octets, blocks_each, 1),
-            Form::Staged => (1, 1, STAGED_LANES),
-        };
         let num_groups = map.num_octets / block_octets;
-        let in_cluster = limits.has_clusters && (2..=8).contains(&num_groups);
+        // Measured on an H200: above 16 rows W12's warps have no time to spare for a cluster's exchange, unless the
+        // matrix is so small that its end is most of it.
+        let is_tight = stack.format == SliceFormat::W12 && row_groups > 2;
+        let in_cluster = limits.has_clusters
+            && (2..=8).contains(&num_groups)
+            && (!is_tight || stack.num_tiles <= limits.num_multiprocessors);
         let cluster_blocks = if in_cluster { num_groups } else { 1 };
         let tile_bytes = match view {
             WeightView::Exact => stack.format.tile_bytes(),
             WeightView::Q => TILE_CHANNELS * TILE_COLUMNS,
         };
-        let piece_tiles = map.slice_tiles().min(max_piece_tiles);
-        let slot_bytes = stack.format.note_bytes() + piece_tiles * tile_bytes + BARRIER_BYTES;
-        let octet_sum_bytes = row_groups * WARP_LANES * 16;
-        let sums = match form {
-            Form::Held { .. } => {
-                let slice_sums = OCTET * row_groups * 8 * SUM_ROW_BYTES;
-                SUM_BUFFERS * block_octets * (slice_sums + 2 * BARRIER_BYTES)
-            }
-            Form::Staged => {
-                let rows = map.octet_tiles() * TILE_COLUMNS * row_groups * 8 * size_of::<bf16>();
-                rows + tile_lanes * SUM_BUFFERS * (octet_sum_bytes + OCTET * BARRIER_BYTES)
-            }
-        };
+        let slot_bytes = stack.format.note_bytes() + map.slice_tiles() * tile_bytes + BARRIER_BYTES;
+        let buffers = SUM_BUFFERS * block_octets;
         let fixed = |inbox_slots: usize| {
-            let octets = map.num_octets * octet_sum_bytes;
-            let inbox = tile_lanes * inbox_slots * (octets + BARRIER_BYTES * (1 + cluster_blocks));
+            let sums = buffers * (OCTET * row_groups * 8 * SUM_ROW_BYTES + 2 * BARRIER_BYTES);
+            let octets = map.num_octets * row_groups * WARP_LANES * 16;
+            let inbox = inbox_slots * (octets + BARRIER_BYTES * (1 + cluster_blocks));
             sums + if in_cluster { inbox } else { 0 }
         };
-        let block_bytes = (limits.block_shared_bytes + RESERVED_SHARED_BYTES) / blocks_each
-            - RESERVED_SHARED_BYTES;
-        let ring_bytes = tile_lanes * OCTET * slot_bytes;
         let slots = |inbox_slots| {
-            let room = block_bytes.saturating_sub(fixed(inbox_slots));
-            (room / ring_bytes).min(MAX_RING_SLOTS)
+            let room = limits.block_shared_bytes.saturating_sub(fixed(inbox_slots));
+            (room / (OCTET * slot_bytes)).min(MAX_RING_SLOTS)
         };
         let inbox_slots = if in_cluster && slots(2) == slots(1) {
             2
@@ -188,34 +132,13 @@ impl SkinnyConfig {
         };
         let ring_slots = slots(inbox_slots);
         Self {
-            form,
             row_groups,
-            piece_tiles,
+            block_octets,
             cluster_blocks,
             inbox_slots,
             ring_slots,
-            shared_bytes: fixed(inbox_slots) + ring_slots * ring_bytes,
+            shared_bytes: fixed(inbox_slots) + ring_slots * OCTET * slot_bytes,
         }
-    }
-
-    /// Threads of a block.
-    fn block_threads(&self) -> usize {
-        match self.form {
-            Form::Held { .. } => BLOCK_THREADS,
-            Form::Staged => STAGED_LANES * BLOCK_THREADS,
-        }
-    }
-
-    /// Blocks of a launch without clusters: no more than there is work for, or than the GPU holds at a time.
-    fn lone_blocks(&self, stack: Stack, num_octets: usize, limits: Limits) -> usize {
-        let (held, num_units) = match self.form {
-            Form::Held {
-                block_octets,
-                blocks_each,
-            } => (blocks_each, stack.num_tiles * num_octets / block_octets),
-            Form::Staged => (1, stack.num_tiles),
-        };
-        (held * limits.num_multiprocessors).min(num_units)
     }
 
     /// The kernel of this shape.
@@ -225,21 +148,15 @@ impl SkinnyConfig {
             (SliceFormat::W12, WeightView::Exact) => "w12_matmul",
             (SliceFormat::W12, WeightView::Q) => "w12_matmul_q",
         };
-        let rows = 8 * self.row_groups;
-        match self.form {
-            Form::Held {
-                block_octets: 2, ..
-            } => format!("{stem}_{rows}_2"),
-            Form::Held { .. } => format!("{stem}_{rows}"),
-            Form::Staged => format!("{stem}_staged_{rows}"),
-        }
+        let octets = if self.block_octets == 2 { "_2" } else { "" };
+        format!("{stem}_{}{octets}", 8 * self.row_groups)
     }
 }
 
 /// `MatmulPart` of `slice_sums.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-pub(super) struct MatmulPart {
+struct MatmulPart {
     weights: u64,
     escape_starts: u64,
     escapes: u64,
@@ -261,12 +178,11 @@ struct MatmulParams {
     in_features: u32,
     num_octets: u32,
     log2_slices: u32,
-    piece_tiles: u32,
+    slice_tiles: u32,
     ring_slots: u32,
     cluster_blocks: u32,
     inbox_slots: u32,
     adds_to_output: u32,
-    octet_tiles: u32,
 }
 
 /// `RoundRowsParams` of `skinny_matmul.cuh`.
@@ -406,12 +322,12 @@ pub(super) struct SkinnyMatmul<'a> {
 }
 
 impl SkinnyMatmul<'_> {
-    /// Multiplies fp32 rows, rounded to BF16 on the way.
+    /// Multiplies rows, rounded to BF16 on the way where they are fp32.
     ///
     /// # Errors
     /// [`KernelError::WrongDevice`], [`KernelError::Device`].
-    pub(super) fn run(&self, device: &CudaDevice, x: &Buffer<f32>) -> Result<(), KernelError> {
-        let x = x.cuda_address().ok_or(KernelError::WrongDevice {
+    pub(super) fn run(&self, device: &CudaDevice, x: MatmulInput<'_>) -> Result<(), KernelError> {
+        let at = x.cuda_address().ok_or(KernelError::WrongDevice {
             kernel: self.kernel,
             argument: "x",
             expected: "cuda",
@@ -419,16 +335,19 @@ impl SkinnyMatmul<'_> {
         if self.num_rows == 0 || self.products.is_empty() {
             return Ok(());
         }
-        self.launch_all(device, x)
-            .map_err(|source| KernelError::Device {
-                kernel: self.kernel,
-                source,
-            })
+        match x {
+            MatmulInput::Values(_) => self.launch_all(device, at),
+            MatmulInput::Rows(_) => self.launch_rounded(device, at),
+        }
+        .map_err(|source| KernelError::Device {
+            kernel: self.kernel,
+            source,
+        })
     }
 
     fn launch_all(&self, device: &CudaDevice, x: u64) -> Result<(), DeviceError> {
         let rounded_bytes = self.num_rows * self.rounded_row_bytes();
-        let sums_bytes = self.scratch_bytes(device);
+        let sums_bytes = self.sums_bytes();
         let scratch = device.scratch(sums_bytes + rounded_bytes)?;
         let rounded = scratch + sums_bytes as u64;
         self.round_rows(device, x, rounded)?;
@@ -444,15 +363,6 @@ impl SkinnyMatmul<'_> {
         self.in_features().next_multiple_of(TILE_COLUMNS) * size_of::<bf16>()
     }
 
-    /// Scratch of one launch, besides activations.
-    fn scratch_bytes(&self, device: &CudaDevice) -> usize {
-        let launches = self.products.chunks(MAX_PARTS);
-        let stacks = launches.map(|parts| Stack::of(parts.iter().map(|p| p.weights)));
-        let views = stacks.filter_map(|stack| self.q_view(device, stack));
-        let view_bytes = views.map(|view| view.scratch_bytes()).max();
-        self.sums_bytes().max(view_bytes.unwrap_or(0))
-    }
-
     /// Scratch for the octet sums of one launch.
     fn sums_bytes(&self) -> usize {
         let launches = self.products.chunks(MAX_PARTS);
@@ -463,13 +373,9 @@ impl SkinnyMatmul<'_> {
     }
 
     fn launch_rounded(&self, device: &CudaDevice, rounded: u64) -> Result<(), DeviceError> {
-        let scratch = device.scratch(self.scratch_bytes(device))?;
+        let scratch = device.scratch(self.sums_bytes())?;
         for products in self.products.chunks(MAX_PARTS) {
             let stack = Stack::of(products.iter().map(|product| product.weights));
-            if let Some(view) = self.q_view(device, stack) {
-                self.launch_q_view(device, &view, products, rounded)?;
-                continue;
-            }
             let mut first = 0;
             while first < self.num_rows {
                 let left = self.num_rows - first;
@@ -483,32 +389,6 @@ impl SkinnyMatmul<'_> {
                 self.launch(device, stack, params)?;
                 first += num_rows;
             }
-        }
-        Ok(())
-    }
-
-    /// How the 8-bit view is multiplied, where it has an instruction of its own.
-    fn q_view(&self, device: &CudaDevice, stack: Stack) -> Option<QView> {
-        let is_view = self.view == WeightView::Q && stack.format == SliceFormat::W12;
-        QView::choose(device, stack.in_features, stack.num_tiles).filter(|_| is_view)
-    }
-
-    fn launch_q_view(
-        &self,
-        device: &CudaDevice,
-        view: &QView,
-        products: &[SkinnyProduct<'_>],
-        rounded: u64,
-    ) -> Result<(), DeviceError> {
-        let adds_to_output = self.epilogue == Epilogue::AddToOutput;
-        for first in (0..self.num_rows).step_by(QView::MAX_ROWS) {
-            let rows = QViewRows {
-                rounded: rounded + (first * self.rounded_row_bytes()) as u64,
-                num_rows: (self.num_rows - first).min(QView::MAX_ROWS),
-                scratch: device.scratch(view.scratch_bytes())?,
-                adds_to_output,
-            };
-            view.launch(device, self.parts(products, first), rows)?;
         }
         Ok(())
     }
@@ -544,31 +424,8 @@ impl SkinnyMatmul<'_> {
         first: usize,
         num_rows: usize,
     ) -> MatmulParams {
-        let map = SliceMap::of(self.in_features());
-        let parts = self.parts(products, first);
-        let num_tiles = parts.iter().map(|part| part.end_tile).max().unwrap_or(0);
-        MatmulParams {
-            parts,
-            x: 0,
-            octet_sums: 0,
-            grid_barrier: 0,
-            num_rows: num_rows as u32,
-            num_tiles,
-            in_features: self.in_features() as u32,
-            num_octets: map.num_octets as u32,
-            log2_slices: map.num_slices().ilog2(),
-            piece_tiles: 0,
-            ring_slots: 0,
-            cluster_blocks: 1,
-            inbox_slots: 1,
-            adds_to_output: u32::from(self.epilogue == Epilogue::AddToOutput),
-            octet_tiles: map.octet_tiles() as u32,
-        }
-    }
-
-    /// The matrices of a launch, for rows from `first` on.
-    fn parts(&self, products: &[SkinnyProduct<'_>], first: usize) -> [MatmulPart; MAX_PARTS] {
         let at = |address: Option<u64>| address.unwrap_or(0);
+        let map = SliceMap::of(self.in_features());
         let mut parts = [MatmulPart::default(); MAX_PARTS];
         let mut num_tiles = 0;
         for (part, product) in parts.iter_mut().zip(products) {
@@ -584,7 +441,22 @@ impl SkinnyMatmul<'_> {
                 end_tile: num_tiles as u32,
             };
         }
-        parts
+        MatmulParams {
+            parts,
+            x: 0,
+            octet_sums: 0,
+            grid_barrier: 0,
+            num_rows: num_rows as u32,
+            num_tiles: num_tiles as u32,
+            in_features: self.in_features() as u32,
+            num_octets: map.num_octets as u32,
+            log2_slices: map.num_slices().ilog2(),
+            slice_tiles: map.slice_tiles() as u32,
+            ring_slots: 0,
+            cluster_blocks: 1,
+            inbox_slots: 1,
+            adds_to_output: u32::from(self.epilogue == Epilogue::AddToOutput),
+        }
     }
 
     /// Launches one multiplication of up to 32 rows.
@@ -601,7 +473,7 @@ impl SkinnyMatmul<'_> {
         device.allow_shared_bytes(&function, config.shared_bytes)?;
         let mut shape = Shape {
             num_blocks: 0,
-            block_threads: config.block_threads() as u32,
+            block_threads: BLOCK_THREADS as u32,
             shared_bytes: config.shared_bytes as u32,
             cluster_blocks: config.cluster_blocks as u32,
         };
@@ -610,11 +482,11 @@ impl SkinnyMatmul<'_> {
             let max_clusters = Launch::new(&function, shape, false).max_clusters(device)?;
             max_clusters.min(stack.num_tiles) * config.cluster_blocks
         } else {
-            config.lone_blocks(stack, params.num_octets as usize, limits)
+            let num_units = stack.num_tiles * params.num_octets as usize / config.block_octets;
+            limits.num_multiprocessors.min(num_units)
         };
         shape.num_blocks = num_blocks as u32;
         let params = MatmulParams {
-            piece_tiles: config.piece_tiles as u32,
             ring_slots: config.ring_slots as u32,
             cluster_blocks: config.cluster_blocks as u32,
             inbox_slots: config.inbox_slots as u32,

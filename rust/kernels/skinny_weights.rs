@@ -24,7 +24,7 @@ pub(super) const TILE_COLUMNS: usize = 64;
 /// Slices whose sums one block adds.
 pub(super) const OCTET: usize = 8;
 /// Super-tiles of a slice, at most: what a warp's registers hold of 32 rows.
-pub(super) const MAX_SLICE_TILES: usize = 5;
+const MAX_SLICE_TILES: usize = 5;
 /// Bytes of a W12 slice before its planes.
 pub(super) const NOTE_BYTES: usize = 64;
 /// Escapes that fit a note.
@@ -66,13 +66,6 @@ impl SliceMap {
     pub(super) fn span(&self, slice: usize) -> Range<usize> {
         let start = |slice| slice * self.k_tiles / self.num_slices();
         start(slice)..start(slice + 1)
-    }
-
-    /// Super-tiles of the longest octet.
-    pub(super) fn octet_tiles(&self) -> usize {
-        let start = |octet: usize| octet * self.k_tiles / self.num_octets;
-        let lengths = (0..self.num_octets).map(|octet| start(octet + 1) - start(octet));
-        lengths.max().unwrap_or(0)
     }
 
     /// Super-tiles of the longest slice.
