@@ -21,7 +21,7 @@ PYO3_ENV = PYO3_BUILD_EXTENSION_MODULE=1 PYO3_PYTHON=$(abspath $(BIN)/python) \
 
 .PHONY: help
 help: ## Print this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 .PHONY: tools
 tools:
@@ -74,6 +74,11 @@ python-test: tools $(VENV)/installed-test ## Python tests
 .PHONY: test-cuda
 test-cuda: tools $(VENV)/installed-test ## The tests that need a GPU
 	$(BIN)/pytest tests/cuda
+
+.PHONY: test-sanitizer
+test-sanitizer: tools $(VENV)/installed-test ## Kernel tests under compute-sanitizer; needs a GPU
+	$(BIN)/specpilot precompile
+	$(BIN)/python tests/cuda/sanitizer.py
 
 .PHONY: test-slow
 test-slow: tools $(VENV)/installed-test ## The full grids, and ten minutes of damaged files

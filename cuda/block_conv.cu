@@ -1,18 +1,18 @@
 // Dynamic causal convolution over the rows of a draft block: a thread takes one channel of one row.
-#include "async_copy.cuh"
+#include "matmul_rows.cuh"
 
 struct BlockConvParams {
     const float* x;      // [block_size][num_blocks][width]
     const float* delta;  // [block_size][num_blocks][2 sides][kernel_size][width / group_size]
     const float* base;   // [2 sides][kernel_size][width]
-    float* y;            // [block_size][num_blocks][width]
+    RowsOutput y;        // [block_size][num_blocks][width]
     u32 num_rows;
     u32 num_blocks;
     u32 width;
     u32 kernel_size;
     u32 group_size;
     u32 side;
-    u32 adds_to_output;
+    u32 adds_to_output;  // to y.values
 };
 
 extern "C" __global__ void block_conv(const __grid_constant__ BlockConvParams p) {
@@ -29,5 +29,6 @@ extern "C" __global__ void block_conv(const __grid_constant__ BlockConvParams p)
         const u64 source = static_cast<u64>(row - tap * p.num_blocks) * p.width + channel;
         sum = fmaf(base[tap * p.width] + delta[tap * num_groups], p.x[source], sum);
     }
-    p.y[index] = p.adds_to_output ? p.y[index] + sum : sum;
+    p.y.store(row, channel, p.adds_to_output ? p.y.values[index] + sum : sum);
+    if (channel + 1 == p.width) p.y.pad(row, 0, 1);
 }

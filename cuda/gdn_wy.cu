@@ -90,11 +90,12 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gdn_wy_norm(const __
         for (u32 group = i; group < head_groups; group += 4) sums[i] += squares[group];
     }
     const float scale = norm_scale(p, (sums[0] + sums[1]) + (sums[2] + sums[3]));
+    const u32 row_groups = p.num_value_heads * head_groups;
     for (u32 lane = 0; lane < WARP_VALUES; lane += 2) {
         const u64 place = static_cast<u64>(i) * WARP_VALUES + lane;
-        const float2 o = *reinterpret_cast<const float2*>(p.y + place), z = *reinterpret_cast<const float2*>(p.z + place);
+        const float2 o = *reinterpret_cast<const float2*>(p.outputs + place), z = *reinterpret_cast<const float2*>(p.z + place);
         const float2 weight = *reinterpret_cast<const float2*>(p.norm_weight + i % head_groups * WARP_VALUES + lane);
-        store_output(p.y + place, o, scale, weight, {silu(z.x), silu(z.y)});
+        store_output(p.y, i / row_groups, i % row_groups * WARP_VALUES + lane, o, scale, weight, {silu(z.x), silu(z.y)});
     }
 }
 

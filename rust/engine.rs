@@ -89,9 +89,10 @@ impl Engine {
         &self.pair.device
     }
 
-    /// The drafter's config, when speculating.
+    /// The drafter's config, when speculating: `None` after a switch to plain decoding, too.
     pub fn drafter_config(&self) -> Option<&DrafterConfig> {
-        self.draft_config.as_ref()
+        let is_speculating = self.pair.drafter.is_some();
+        self.draft_config.as_ref().filter(|_| is_speculating)
     }
 
     /// End-of-sequence ids of model and tokenizer.

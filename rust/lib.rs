@@ -5,8 +5,8 @@
 //! A request's way: [`request`] > [`scheduler`] (queue, rows) > [`step`] (draft > tree > verify > accept > commit) >
 //! [`stream`]. `step` stands on [`drafter`] (what to propose) and [`model`] (the one decoder), these on [`weights`]
 //! (files, matrices) and [`cache`] (KV pages, recurrent states), these on [`kernels`], these on [`device`].
-//! [`planted`] makes deployments without files, to measure them; [`engine`] owns everything; [`plan`] resolves [`options`] against model and machine; [`convert`] rewrites a checkpoint
-//! in a smaller format; `python` is the edge.
+//! [`planted`] makes deployments without files, to measure them; [`engine`] owns everything; [`plan`] resolves
+//! [`options`] against model and machine; [`convert`] rewrites a checkpoint in a smaller format; `python` is the edge.
 //! Imports point down only. Nothing below `python` knows Python, nothing below `kernels` knows models.
 //!
 //! # The contract

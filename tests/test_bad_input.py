@@ -280,22 +280,42 @@ def test_a_directory_that_is_not_there(tmp_path: Path):
         LLM(tmp_path / "nothing")
 
 
-def test_weights_that_are_no_numbers_are_told(tmp_path: Path):
-    """NaN in a norm makes every logit NaN: an error, not a text of token 0."""
-    directory = shutil.copytree(TARGET_DIR, tmp_path / "target")
-    shard = directory / "model-00002-of-00002.safetensors"
-    data = bytearray(shard.read_bytes())
-    size = int.from_bytes(data[:8], "little")
-    begin, _ = json.loads(data[8 : 8 + size])["model.norm.weight"]["data_offsets"]
-    data[8 + size + begin : 8 + size + begin + 2] = b"\xc0\x7f"
-    shard.write_bytes(data)
-    llm = LLM(str(directory))
-    with pytest.raises(RequestError, match="finite"):
-        llm.generate("The")
-    # The failed step gave everything back.
-    assert not llm._engine.has_unfinished()
-    plan = llm._engine.describe()
-    assert plan["num_free_kv_pages"] == plan["num_kv_pages"]
+def with_bits(directory: Path, copy: Path, tensor: str, index: int, bits: int) -> Path:
+    """A copy of a checkpoint whose BF16 `tensor` holds other bits at one place."""
+    shutil.copytree(directory, copy)
+    for shard in copy.glob("*.safetensors"):
+        data = bytearray(shard.read_bytes())
+        begin = 8 + int.from_bytes(data[:8], "little")
+        if (entry := json.loads(data[8:begin]).get(tensor)) is not None:
+            at = begin + entry["data_offsets"][0] + 2 * index
+            data[at : at + 2] = bits.to_bytes(2, "little")
+            shard.write_bytes(data)
+            return copy
+    raise AssertionError(tensor)
+
+
+@pytest.mark.parametrize("weight_format", ["bf16", "w12"])
+@pytest.mark.parametrize(
+    ("part", "tensor", "index", "bits", "shown"),
+    [
+        ("target", "model.norm.weight", 3, 0x7FC0, "NaN at index 3"),
+        ("target", "model.layers.6.mlp.down_proj.weight", 5000, 0xFFC1, "NaN at index 5000"),
+        ("target", "model.layers.3.self_attn.k_proj.weight", 0, 0x7F80, "inf at index 0"),
+        ("drafter", "fc.weight", 70_000, 0xFF80, "-inf at index 70000"),
+        ("drafter", "layers.1.input_layernorm.weight", 0, 0x7FC0, "NaN at index 0"),
+    ],
+)
+def test_weights_that_are_no_numbers_are_named(
+    part: str, tensor: str, index: int, bits: int, shown: str, weight_format: str, tmp_path: Path
+):
+    """They would make every logit NaN, or every draft wrong."""
+    target, drafter = TARGET_DIR, DFLASH2_DIR
+    if part == "target":
+        target = with_bits(target, tmp_path / "copy", tensor, index, bits)
+    else:
+        drafter = with_bits(drafter, tmp_path / "copy", tensor, index, bits)
+    with pytest.raises(CheckpointError, match=rf"`{tensor}` should hold finite numbers, got {shown}$"):
+        LLM(target, speculative_config={"model": str(drafter)}, weight_format=weight_format)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")

@@ -422,7 +422,7 @@ def test_whatever_is_raised_ends_in_an_exit_code(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(cli, "_open", fail)
+    monkeypatch.setattr(cli.generate_command, "open_llm", fail)
     monkeypatch.setattr(sys, "argv", ["specpilot", "generate", "--demo", "x"])
     with pytest.raises(SystemExit) as end:
         cli.main()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,36 @@ def test_formats_that_are_not_served_name_themselves(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(DrafterError, match=r"Gemma4DSparkModel.*MuseGlimmerAssistantModel"):
         open_family("gemma4_unified", speculative_config={"model": str(tmp_path)})
+
+
+def led_to_one_id(tensors: Tensors) -> None:
+    offsets = np.frombuffer(tensors["d2t"][2], "<i8").copy()
+    offsets[9] -= 2 * 9 - 2 * 4
+    tensors["d2t"] = (*tensors["d2t"][:2], offsets.tobytes())
+
+
+def with_a_longer_name(tensors: Tensors) -> None:
+    tensors["t2dx"] = tensors.pop("t2d")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (led_to_one_id, "`d2t` should lead every row to an id of its own, but rows 4 and 9 both lead to 8"),
+        (with_a_longer_name, "1 tensor.*first `t2dx`"),
+    ],
+)
+def test_tables_of_a_reduced_vocabulary_are_checked(
+    damage: Callable[[Tensors], None], message: str, tmp_path: Path
+) -> None:
+    family = "llama_rope_scaling"
+    maker = drafters.Maker(FAMILIES / family)
+    directory = drafters.eagle3(maker, tmp_path)
+    open_family(family, speculative_config={"model": directory})
+    damage(maker.tensors)
+    write_tensors(tmp_path / "model.safetensors", maker.tensors)
+    with pytest.raises(CheckpointError, match=message):
+        open_family(family, speculative_config={"model": directory})
 
 
 PREFIX = "model.language_model.layers.1."

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from .cuda.sanitizer import GROUPS
+
 ROOT = Path(__file__).parent.parent
 RUST = ROOT / "rust"
 
@@ -139,6 +141,16 @@ def test_kernel_tests_and_benches_have_their_kernel():
     benches = {file.stem for file in (ROOT / "benches" / "kernels").glob("*.rs")} - {"main"}
     assert tests <= stems
     assert benches <= stems
+
+
+def test_the_sanitizer_sees_every_kernel():
+    assert {stem for group in GROUPS for stem in group.stems} == {
+        file.stem for file in (ROOT / "cuda").glob("*.cu")
+    }
+    for group in GROUPS:
+        code = (ROOT / "tests" / "cuda" / group.file).read_text(encoding="utf-8")
+        absent = [test for test in group.tests if f"def {test.split('[')[0]}(" not in code]
+        assert not absent, group.file
 
 
 def test_files_stay_small():

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from specpilot_rs import LLM, OptionError, SamplingParams, _core
+from specpilot_rs import LLM, OptionError, RequestError, SamplingParams, _core
 
 from tests.planted_oracle import BLOCK_DRAFTS, expected_drafts, rank_of_right
 
@@ -140,6 +140,13 @@ def test_an_engine_switches_between_ways_to_decode(plain: list[Any], prompts: li
         llm.switch_speculation(config, head=head)
         plan = llm.describe()
         assert plan["head"] == head
+        shown = {key: plan[key] for key in ("method", "tree", "tree_nodes", "num_speculative_tokens")}
+        if config is None:
+            assert shown == {"method": None, "tree": None, "tree_nodes": 1, "num_speculative_tokens": 0}
+            assert plan["drafter"] is None
+        else:
+            assert shown["method"] == "dflash2"
+            assert shown["tree"] == config.get("tree", "conditional")
         outputs = llm.generate(prompts[:3], PARAMS, use_tqdm=False)
         assert texts(outputs) == texts(plain[:3])
         assert plan["q_passes"] == (config or {}).get("q_passes", 0)
@@ -179,8 +186,17 @@ def test_an_engine_switches_to_nothing_larger(prompts: list[Any]) -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"planted.*qwen3\.8-27b, qwen3\.5-4b, llama-3\.1-8b, tiny.*nano"):
-        LLM.planted("nano")
+    for name, shown in (("nano", "nano"), (5, "5"), (None, "None")):
+        with pytest.raises(
+            OptionError, match=rf"planted.*qwen3\.8-27b, qwen3\.5-4b, llama-3\.1-8b, tiny.*{shown}"
+        ):
+            LLM.planted(name)
+    for script, message in (
+        (5, "token_ids should be token ids, a list or array of integers, got int 5"),
+        ([0, 2048], "token 1 is 2048, outside the vocabulary of 2048"),
+    ):
+        with pytest.raises(RequestError, match=f"^{message}"):
+            tiny({}).add_script(script)
     with pytest.raises(OptionError, match="neither `model` nor `method`"):
         tiny({"method": "ngram"})
     with pytest.raises(OptionError, match="tokenizer"):

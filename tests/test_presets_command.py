@@ -109,9 +109,10 @@ def test_fitted_trees_stop_where_rows_stop_paying() -> None:
     assert printed.returncode == 0, printed.stderr
     report = json.loads(printed.stdout)
     full, fitted = report["presets"]
-    # On a CPU a row costs nearly as much as the first one.
+    # On a CPU a row costs nearly as much as the first one, so fewer are worth it.
     assert fitted["tau"] < full["tau"]
-    assert fitted["step_ms"]["median"] < full["step_ms"]["median"]
+    rows = {item["name"]: item["rows_per_pass"] for item in report["presets"]}
+    assert 1 <= rows["fitted"] < rows["specpilot"]
     assert (fitted["num_wrong_tokens"], fitted["num_checked_tokens"]) == (0, 96)
 
 
@@ -137,6 +138,36 @@ def test_a_wrong_token_fails_the_command(
     shape = ("--presets", "plain,ddtree", "--rounds", "2", "--max-tokens", "16")
     assert call(monkeypatch, "bench", *shape, *TINY) == 1
     assert "NOT LOSSLESS: ddtree: 11 tokens and 0 rows of logits" in capsys.readouterr().err
+
+
+def test_only_whole_rounds_of_a_run_that_is_stopped_are_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check, num_checked = PresetTiming.check, 0
+
+    def stop_in_the_third_round(timing: PresetTiming, *tokens: Any) -> None:
+        nonlocal num_checked
+        check(timing, *tokens)
+        num_checked += 1
+        if num_checked == 2 * 2 + 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(PresetTiming, "check", stop_in_the_third_round)
+    shape = ("--presets", "plain,ddtree", "--rounds", "4", "--max-tokens", "16", "--json")
+    assert call(monkeypatch, "bench", *shape, *TINY) == 130
+    printed = capsys.readouterr()
+    report = json.loads(printed.out)
+    assert (report["complete"], report["num_rounds"]) == (False, 2)
+    assert [len(item["rounds"]) for item in report["presets"]] == [2, 2]
+    assert "stopped after 2 of 4 rounds; only these are reported" in printed.err
+
+
+@pytest.mark.parametrize(("drafter", "described"), [("dflash2", "DFlash2"), ("ngram", "prompt lookup")])
+def test_a_drafter_may_be_named_by_its_method(drafter: str, described: str) -> None:
+    shape = ("--presets", "plain,specpilot", "--demo", "--drafter", drafter, "--device", "cpu", "--json")
+    printed = specpilot("bench", *shape, "--rounds", "1", "--max-tokens", "12", "--max-model-len", "256")
+    assert printed.returncode == 0, printed.stderr
+    assert described in json.loads(printed.stdout)["drafter"]
 
 
 def test_the_ladder_joins_presets_before_the_last() -> None:
@@ -173,6 +204,7 @@ def test_differences_are_counted_to_the_end_of_an_output() -> None:
         (("--acceptance", "--ladder", "--demo"), "give --acceptance, or --presets or --ladder"),
         (("--presets", "plain", *TINY, "--prompts", "x"), "--planted makes its own prompts"),
         (("--presets", "plain", *TINY, "--drafter", "x"), "a planted model comes with its own"),
+        (("--presets", "plain", "--demo", "--drafter", "eagle3"), "is a method whose drafters have files"),
         ((), "give --acceptance, or --presets or --ladder"),
     ],
 )
@@ -188,11 +220,14 @@ def test_stock_kernels_want_a_gpu() -> None:
 
 def test_clocks_are_left_out_where_there_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert gpu_clocks() is None
+    assert gpu_clocks("GPU-7") is None
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho '1980, 3201, 412.55, 41'\n", encoding="utf-8")
+    answer = "case $* in *--id=GPU-7*) echo '1980, 3201, 412.55, 41';; *) exit 6;; esac"
+    program.write_text(f"#!/bin/sh\n{answer}\n", encoding="utf-8")
     program.chmod(0o755)
     expected = {"clocks.sm": 1980, "clocks.mem": 3201, "power.draw": 412.55, "temperature.gpu": 41}
-    assert gpu_clocks() == expected
+    assert gpu_clocks("GPU-7") == expected
+    assert gpu_clocks("GPU-8") is None
+    assert gpu_clocks(None) is None
     program.write_text("#!/bin/sh\necho 'N/A, 3201, 412.55, 41'\n", encoding="utf-8")
-    assert gpu_clocks() is None
+    assert gpu_clocks("GPU-7") is None

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from specpilot_rs import LLM, SamplingParams
+from specpilot_rs import LLM, OptionError, SamplingParams
 
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
 EVERY_STEP = {"between", "draft", "tree", "forward", "head", "commit", "context"}
@@ -31,6 +31,11 @@ def test_stages_of_all_steps_add_up(q_passes, settled):
     assert times["seconds"]["forward"] > times["seconds"]["tree"]
     # A CPU is not asked for anything.
     assert not any(times["activity"].values())
+
+
+def test_a_clock_is_settled_or_not(plain_llm):
+    with pytest.raises(OptionError, match="`settled` should be True or False, got 1"):
+        plain_llm.set_stage_clock(settled=1)
 
 
 def test_a_clock_that_is_set_begins_at_zero():

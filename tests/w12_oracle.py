@@ -20,11 +20,14 @@ def exponents(bits: Bits) -> NDArray[np.int64]:
     return (bits.astype(np.int64) >> 7) & 0xFF
 
 
-def choose_base(row: Bits) -> int:
-    """The first of the 16 exponents holding most weights: the highest such start, or 1 if there are none."""
-    histogram = np.bincount(exponents(row), minlength=256)
-    mass = [int(histogram[start : start + 16].sum()) for start in range(1, 240)]
-    return 1 if max(mass) == 0 else max(start for start in range(1, 240) if mass[start - 1] == max(mass))
+def choose_bases(bits: Bits) -> NDArray[np.int64]:
+    """Each channel's first of the 16 exponents holding most weights: the highest such, or 1 without any."""
+    histograms = np.stack([np.bincount(row, minlength=256) for row in exponents(bits)])
+    below = np.pad(histograms.cumsum(axis=1), ((0, 0), (1, 0)))
+    starts = np.arange(1, 240)
+    mass = below[:, starts + 16] - below[:, starts]
+    highest = starts[-1] - mass[:, ::-1].argmax(axis=1)
+    return np.where(mass.max(axis=1) == 0, 1, highest)
 
 
 def blocks(matrix: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -68,7 +71,7 @@ def num_bytes(shape: tuple[int, ...], num_escapes: int) -> int:
 def encode(bits: Bits) -> dict[str, NDArray] | str:
     """The parts of a matrix, or words of the reason for which it stays BF16."""
     num_channels, num_columns = bits.shape
-    bases = np.array([choose_base(row) for row in bits])
+    bases = choose_bases(bits)
     if words_of_reason := reason(bits, bases):
         return words_of_reason
     pad = ((0, -num_channels % 16), (0, -num_columns % 64))
@@ -112,7 +115,7 @@ def encode(bits: Bits) -> dict[str, NDArray] | str:
 
 def q_view(bits: Bits) -> Bits:
     """The BF16 weights that the 8-bit view shows: sign, exponent, three mantissa bits, then the midpoint."""
-    bases = np.array([choose_base(row) for row in bits])[:, None]
+    bases = choose_bases(bits)[:, None]
     exponent, wide = exponents(bits), bits.astype(np.int64)
     view = wide & 0xFFF0 | 8
     # Escapes below the window count as its smallest code; those above are patched in.

@@ -5,7 +5,7 @@ use serde_json::Value;
 use specpilot_rs::device::cuda::CudaDevice;
 use specpilot_rs::device::{Device, Staged};
 use specpilot_rs::kernels::Kernel;
-use specpilot_rs::kernels::bf16_matmul::{Epilogue, PackedBf16};
+use specpilot_rs::kernels::bf16_matmul::PackedBf16;
 use specpilot_rs::kernels::block_conv::{BlockConv, BlockConvArgs, ConvSide};
 use specpilot_rs::kernels::draft_block::{BlockContext, BlockContexts, DraftBlock, DraftBlockArgs};
 use specpilot_rs::kernels::draft_select::{DraftSelect, DraftSelectArgs, LogitShape, Selector};
@@ -51,8 +51,7 @@ pub fn bench(device: &Device, cuda: &CudaDevice) -> Vec<Value> {
             width: HIDDEN,
             kernel_size: CONV_TAPS,
             group_size: CONV_GROUP,
-            y: &mut y,
-            epilogue: Epilogue::Store,
+            y: (&mut y).into(),
         };
         BlockConv::run(device, args).expect("buffers fit the shape");
     });

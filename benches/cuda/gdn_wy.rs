@@ -122,7 +122,7 @@ fn pass_us(
                 paths: &paths,
                 cache: &layers[call],
                 tail: &mut tail,
-                y: &mut y,
+                y: (&mut y).into(),
             };
             GdnWy::run(device, args).expect("a pass");
         })

@@ -12,7 +12,8 @@ use specpilot_rs::kernels::gate::{Gate, GateArgs, GateKind};
 use specpilot_rs::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
 use specpilot_rs::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
 use specpilot_rs::kernels::masked_ids::MaskedIds;
-use specpilot_rs::kernels::rms_norm::{NormEpilogue, RmsNorm, RmsNormArgs};
+use specpilot_rs::kernels::matmul_rows::MatmulRows;
+use specpilot_rs::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use specpilot_rs::kernels::rope::{Rope, RopeArgs};
 
 use super::planted::gaussian;
@@ -81,8 +82,7 @@ fn bench_rows(device: &Device, cuda: &CudaDevice, num_rows: usize) -> Vec<Value>
             width: HIDDEN,
             weight: Some(&weight),
             eps: 1e-6,
-            epilogue: NormEpilogue::Store,
-            y: &mut y,
+            y: (&mut y).into(),
         };
         RmsNorm::run(device, args).expect("buffers fit the shape");
     });
@@ -101,8 +101,7 @@ fn bench_rows(device: &Device, cuda: &CudaDevice, num_rows: usize) -> Vec<Value>
             width: HEAD_DIM,
             weight: Some(&weight),
             eps: 1e-6,
-            epilogue: NormEpilogue::Store,
-            y: &mut q,
+            y: (&mut q).into(),
         };
         RmsNorm::run(device, args).expect("buffers fit the shape");
     });
@@ -129,7 +128,9 @@ fn bench_rows(device: &Device, cuda: &CudaDevice, num_rows: usize) -> Vec<Value>
     results.push(figure("rope", num_rows, us, num_bytes));
 
     let gate = buffer(num_rows * INTERMEDIATE);
-    let mut up = buffer(num_rows * INTERMEDIATE);
+    let up = buffer(num_rows * INTERMEDIATE);
+    let mut rows = MatmulRows::with(INTERMEDIATE, |words| device.try_alloc(num_rows * words))
+        .expect("room on the GPU");
     let us = graph_us(cuda, NUM_CALLS, |_| {
         let args = GateArgs {
             kind: GateKind::SiluMultiply,
@@ -138,7 +139,9 @@ fn bench_rows(device: &Device, cuda: &CudaDevice, num_rows: usize) -> Vec<Value>
             x_stride: INTERMEDIATE,
             num_vectors: num_rows,
             width: INTERMEDIATE,
-            y: &mut up,
+            values: &up,
+            per_row: 1,
+            y: (&mut rows).into(),
         };
         Gate::run(device, args).expect("buffers fit the shape");
     });
@@ -146,7 +149,7 @@ fn bench_rows(device: &Device, cuda: &CudaDevice, num_rows: usize) -> Vec<Value>
         "gate",
         num_rows,
         us,
-        3 * num_rows * INTERMEDIATE * F32,
+        5 * num_rows * INTERMEDIATE * F32 / 2,
     ));
 
     let taps: Vec<_> = (0..NUM_TAPS).map(|_| buffer(num_rows * HIDDEN)).collect();

@@ -57,7 +57,7 @@ pub fn bench(device: &Device, _cuda: &CudaDevice) -> Vec<Value> {
             }
             None => {
                 let args = Bf16MatmulArgs {
-                    x: &x,
+                    x: (&x).into(),
                     num_rows,
                     products: vec![Product {
                         weight: exact,

@@ -62,7 +62,7 @@ impl Case {
 
     fn run(&mut self, num_rows: usize) {
         let args = Bf16MatmulArgs {
-            x: &self.x,
+            x: (&self.x).into(),
             num_rows,
             products: vec![Product {
                 weight: &self.weight,

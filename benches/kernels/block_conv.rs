@@ -5,7 +5,6 @@ use std::hint::black_box;
 use criterion::{BenchmarkId, Criterion, Throughput};
 use specpilot_rs::device::{Buffer, Device};
 use specpilot_rs::kernels::Kernel;
-use specpilot_rs::kernels::bf16_matmul::Epilogue;
 use specpilot_rs::kernels::block_conv::{BlockConv, BlockConvArgs, ConvSide};
 
 /// Name, block size, channels.
@@ -44,8 +43,7 @@ pub fn bench(c: &mut Criterion) {
                         width,
                         kernel_size: KERNEL_SIZE,
                         group_size: GROUP_SIZE,
-                        y: &mut y,
-                        epilogue: Epilogue::Store,
+                        y: (&mut y).into(),
                     };
                     BlockConv::run(&device, args).expect("buffers fit the shape");
                     black_box(&y);

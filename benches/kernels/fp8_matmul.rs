@@ -42,7 +42,7 @@ pub fn bench(c: &mut Criterion) {
                 group.bench_function(id, |b| {
                     b.iter(|| {
                         let args = Fp8MatmulArgs {
-                            x: &x,
+                            x: (&x).into(),
                             num_rows,
                             products: vec![Product {
                                 weight: &weight,

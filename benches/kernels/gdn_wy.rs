@@ -94,7 +94,7 @@ pub fn bench(c: &mut Criterion) {
                             paths: &paths,
                             cache: &cache,
                             tail: &mut tail,
-                            y: &mut y,
+                            y: (&mut y).into(),
                         };
                         GdnWy::run(&device, args).expect("buffers fit the shape");
                         black_box(&y);

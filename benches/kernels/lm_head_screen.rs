@@ -100,7 +100,7 @@ impl Case {
 
     fn dense(&mut self, num_rows: usize) {
         let args = Bf16MatmulArgs {
-            x: &self.x,
+            x: (&self.x).into(),
             num_rows,
             products: vec![Product {
                 weight: &self.exact,

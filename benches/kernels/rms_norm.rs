@@ -3,7 +3,7 @@
 use criterion::{BenchmarkId, Criterion, Throughput};
 use specpilot_rs::device::{Buffer, Device};
 use specpilot_rs::kernels::Kernel;
-use specpilot_rs::kernels::rms_norm::{NormEpilogue, RmsNorm, RmsNormArgs};
+use specpilot_rs::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 
 /// Name, vectors, width.
 const SHAPES: [(&str, usize, usize); 5] = [
@@ -34,8 +34,7 @@ pub fn bench(c: &mut Criterion) {
                     width,
                     weight: Some(&weight),
                     eps: 1e-6,
-                    epilogue: NormEpilogue::Store,
-                    y: &mut y,
+                    y: (&mut y).into(),
                 };
                 RmsNorm::run(&device, args).expect("buffers fit the shape");
             });

@@ -90,7 +90,7 @@ impl Case {
 
     fn run(&mut self, num_rows: usize, view: WeightView) {
         let args = W12MatmulArgs {
-            x: &self.x,
+            x: (&self.x).into(),
             num_rows,
             products: vec![Product {
                 weight: &self.weight,
@@ -105,7 +105,7 @@ impl Case {
 
     fn run_bf16(&mut self, weight: &PackedBf16, num_rows: usize) {
         let args = Bf16MatmulArgs {
-            x: &self.x,
+            x: (&self.x).into(),
             num_rows,
             products: vec![Product {
                 weight,

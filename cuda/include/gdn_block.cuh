@@ -9,6 +9,7 @@
 #pragma once
 
 #include "loads.cuh"
+#include "matmul_rows.cuh"
 #include "row_paths.cuh"
 #include "split_product.cuh"
 #include "thread_copy.cuh"
@@ -69,8 +70,9 @@ struct GdnWyParams {
     float* tail_k;              // [rows][key heads][key_dim]
     float* tail_d;              // [rows][value heads][value_dim]
     float* tail_g;              // [rows][value heads]
-    float* y;                   // [rows][value heads][value_dim]
-    float* squares;             // scratch where blocks stand alone: [rows][value heads * value_dim / 8]
+    RowsOutput y;               // [rows][value heads * value_dim]
+    float* outputs;             // o, scratch where blocks stand alone: [rows][value heads * value_dim]
+    float* squares;             // likewise: [rows][value heads * value_dim / 8]
     SharedLayout shared;
     u32 num_key_heads;
     u32 num_value_heads;

@@ -9,8 +9,9 @@ __device__ __forceinline__ float norm_scale(const GdnWyParams& p, float squares)
     return rsqrtf(__fdividef(squares, static_cast<float>(p.value_dim)) + p.norm_eps);
 }
 
-__device__ __forceinline__ void store_output(float* y, float2 o, float scale, float2 weight, float2 gate) {
-    *reinterpret_cast<float2*>(y) = {o.x * scale * weight.x * gate.x, o.y * scale * weight.y * gate.y};
+__device__ __forceinline__ void store_output(const RowsOutput& y, u32 row, u32 column, float2 o, float scale, float2 weight, float2 gate) {
+    y.store_pair(row, column, {o.x * scale * weight.x * gate.x, o.y * scale * weight.y * gate.y});
+    if (column + 2 == y.width) y.pad(row, 0, 1);
 }
 
 template <u32 TILES>
@@ -20,7 +21,7 @@ struct Values : Lanes<TILES> {
     using Base::block, Base::p, Base::NO_DEPTH;
     using Base::column, Base::first_lane, Base::own_lane, Base::plane, Base::works;
     using Base::gates, Base::out, Base::seen, Base::values;
-    using Base::group, Base::multiply_tile, Base::node_of, Base::place_of, Base::row_of, Base::stores;
+    using Base::group, Base::multiply_tile, Base::node_of, Base::own_value, Base::place_of, Base::row_of, Base::stores;
 
     __device__ __forceinline__ explicit Values(Block<TILES>& b) : Base(b) {}
 
@@ -234,7 +235,7 @@ struct Values : Lanes<TILES> {
             sums[tile] += __shfl_xor_sync(0xFFFFFFFF, sums[tile], 1);
             sums[tile] += __shfl_xor_sync(0xFFFFFFFF, sums[tile], 2);
             const float2 gate = {silu(gates[tile].x), silu(gates[tile].y)};
-            if (stores(tile)) store_output(p.y + place_of(tile), out[tile], norm_scale(p, sums[tile]), weight, gate);
+            if (stores(tile)) store_output(p.y, block.first_row + row_of(tile), own_value(), out[tile], norm_scale(p, sums[tile]), weight, gate);
         }
     }
 
@@ -244,7 +245,7 @@ struct Values : Lanes<TILES> {
         for (u32 tile = 0; tile < TILES; tile++) {
             const float squares = square_sum(tile);
             if (!stores(tile)) continue;
-            *reinterpret_cast<float2*>(p.y + place_of(tile)) = out[tile];
+            *reinterpret_cast<float2*>(p.outputs + place_of(tile)) = out[tile];
             if (block.lane() % 4 == 0) p.squares[place_of(tile) / WARP_VALUES] = squares;
         }
     }

@@ -11,15 +11,12 @@ import dataclasses
 import inspect
 import logging
 import os
-import sys
 from collections.abc import Generator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from tqdm import tqdm
-
 from specpilot_rs import _cuda
-from specpilot_rs._core import Engine, ScoreRecord, check_target
+from specpilot_rs._core import PLANTED_NAMES, Engine, ScoreRecord, check_target
 from specpilot_rs.demo import DFLASH2_DIR, TARGET_DIR
 from specpilot_rs.errors import OptionError, RequestError, SpecPilotError
 from specpilot_rs.hub import model_directory
@@ -27,22 +24,20 @@ from specpilot_rs.options import (
     EngineOptions,
     SamplingParams,
     SpeculativeConfig,
-    integers_of,
-    nearest,
     refuse_unknown_options,
     shown,
     without_neutral,
 )
 from specpilot_rs.outputs import RequestOutput, StreamOutput
+from specpilot_rs.progress_bar import ProgressBar
+from specpilot_rs.prompt_reader import Prompt, PromptReader, as_list, params_for
 from specpilot_rs.running import RunningRequest, RunningRequests, Submission, naming
-from specpilot_rs.tokenizer import TextDecoder, Tokenizer
+from specpilot_rs.speculation import drafter_directory, refuse_another_drafter, with_speculation
+from specpilot_rs.tokenizer import Tokenizer
 
-Prompt = str | Mapping[str, Any]
 Message = Mapping[str, Any]
 
 _LOG = logging.getLogger("specpilot_rs")
-# Which drafter speculates; a loaded engine cannot change it.
-_DRAFTER_KEYS = ("model", "method", "revision", "prompt_lookup_min", "prompt_lookup_max")
 _DEMO_SPECULATION: Mapping[str, Any] = MappingProxyType({"method": "dflash2"})
 
 
@@ -118,7 +113,7 @@ class LLM:
             seed=seed,
             num_threads=num_threads,
         )
-        drafter = _drafter_directory(speculation)
+        drafter = drafter_directory(speculation)
         target = model_directory(model, revision)
         self._tokenizer: Tokenizer | None = None
         # A drafter has no tokenizer either, and that it is none is the better answer.
@@ -128,7 +123,7 @@ class LLM:
             end = self._tokenizer.eos_token_id
             options = dataclasses.replace(options, extra_eos_token_ids=() if end is None else (end,))
         _cuda.prepare(options.device, options.kernels)
-        engine_options = _with_speculation(options, speculation)
+        engine_options = with_speculation(options, speculation)
         engine = Engine(model=str(target), drafter=drafter, options=engine_options)
         self._start(engine, options, speculation)
 
@@ -140,6 +135,7 @@ class LLM:
         if self._plan["drafter"] is not None:
             _LOG.info("drafter: %s", self._plan["drafter"])
         self._running = RunningRequests(self._engine)
+        self._prompts = PromptReader(self._tokenizer, int(self._plan["vocab_size"]))
 
     @classmethod
     def demo(
@@ -198,6 +194,10 @@ class LLM:
             "num_threads",
         )
         refuse_unknown_options(options, known, "LLM.planted")
+        if not isinstance(name, str):
+            raise OptionError(
+                f"option `planted` should be one of {', '.join(PLANTED_NAMES)}, got {shown(name)}"
+            )
         speculation = None if speculative_config is None else SpeculativeConfig.of(speculative_config)
         if speculation is not None and (speculation.model, speculation.method) != (None, None):
             raise OptionError("a planted model comes with its drafter: give neither `model` nor `method`")
@@ -209,7 +209,7 @@ class LLM:
             Engine.planted(
                 name=name,
                 speculates=speculation is not None,
-                options=_with_speculation(engine_options, speculation),
+                options=with_speculation(engine_options, speculation),
             ),
             engine_options,
             speculation,
@@ -221,8 +221,9 @@ class LLM:
 
         Raises:
             OptionError: The model is not planted.
+            RequestError: It is no text of token ids.
         """
-        self._engine.add_script(self._checked_ids(token_ids))
+        self._engine.add_script(self._prompts.checked_ids(token_ids, "token_ids"))
 
     def switch_speculation(
         self,
@@ -241,15 +242,11 @@ class LLM:
             OptionError: While requests run, or for anything larger than what it was opened for.
         """
         speculation = None if speculative_config is None else SpeculativeConfig.of(speculative_config)
-        for key in _DRAFTER_KEYS if speculation is not None and self._opened is not None else ():
-            wanted, opened = getattr(speculation, key), getattr(self._opened, key)
-            if wanted not in (None, opened):
-                raise OptionError(
-                    f"`{key}` should be {opened!r}, as the engine was opened, or left out; got {wanted!r}"
-                )
+        if speculation is not None and self._opened is not None:
+            refuse_another_drafter(speculation, self._opened)
         options = self._options if head is None else dataclasses.replace(self._options, head=head)
         self._engine.switch_to(
-            speculates=speculation is not None, options=_with_speculation(options, speculation)
+            speculates=speculation is not None, options=with_speculation(options, speculation)
         )
         self._plan = self._engine.describe()
 
@@ -273,7 +270,12 @@ class LLM:
         Args:
             settled: From now on, wait for the GPU at the end of every stage. Each is then what it takes on
                 its own; without, what a stage gave to the GPU is waited for by the next that reads back.
+
+        Raises:
+            OptionError: `settled` is neither True nor False.
         """
+        if not isinstance(settled, bool):
+            raise OptionError(f"option `settled` should be True or False, got {shown(settled)}")
         self._engine.set_stage_clock(settled)
 
     def get_tokenizer(self) -> Tokenizer:
@@ -315,14 +317,14 @@ class LLM:
         for option, value in (("record_logits", record_logits), ("record_rounds", record_rounds)):
             if not isinstance(value, bool):
                 raise RequestError(f"`{option}` should be True or False, got {value!r}")
-        several = [prompts] if isinstance(prompts, str | Mapping) else _as_list(prompts, "prompts")
+        several = [prompts] if isinstance(prompts, str | Mapping) else as_list(prompts, "prompts")
         submissions = []
         for index, (prompt, params) in enumerate(
-            zip(several, _params_for(sampling_params, len(several)), strict=True)
+            zip(several, params_for(sampling_params, len(several)), strict=True)
         ):
             name = f"prompt {index}" if len(several) > 1 else None
             with naming(name):
-                submission = self._submission(
+                submission = self._prompts.submission(
                     prompt,
                     params,
                     name=name,
@@ -360,11 +362,11 @@ class LLM:
             RequestError: As for `generate`.
         """
         tokenizer = self.get_tokenizer()
-        listed = _as_list(messages, "messages")
+        listed = as_list(messages, "messages")
         conversations: list[Any] = [listed] if not listed or isinstance(listed[0], Mapping) else listed
         submissions = []
         for index, (conversation, params) in enumerate(
-            zip(conversations, _params_for(sampling_params, len(conversations)), strict=True)
+            zip(conversations, params_for(sampling_params, len(conversations)), strict=True)
         ):
             name = f"conversation {index}" if len(conversations) > 1 else None
             with naming(name):
@@ -374,7 +376,10 @@ class LLM:
                     chat_template=chat_template,
                     chat_template_kwargs=chat_template_kwargs,
                 )
-                submissions.append(self._submit_tokens(text, token_ids, params, name=name, call_index=index))
+                submission = self._prompts.submission_of_tokens(
+                    text, token_ids, params, name=name, call_index=index
+                )
+            submissions.append(submission)
         return self._run(submissions, use_tqdm)
 
     def stream(
@@ -395,7 +400,7 @@ class LLM:
             RequestError: The prompt or a parameter cannot be served; or, from the iterator after the last
                 piece, the request could not go on, because its logits were no numbers.
         """
-        submission = self._submission(prompt, _params_for(sampling_params, 1)[0])
+        submission = self._prompts.submission(prompt, params_for(sampling_params, 1)[0])
         self._running.check(submission)
         return self._pieces(submission)
 
@@ -415,7 +420,7 @@ class LLM:
             RequestError: The prompt is empty, too long, or holds an id outside the vocabulary.
         """
         submission = Submission(
-            None, self._checked_ids(prompt_token_ids), SamplingParams(), None, score_only=True
+            None, self._prompts.checked_ids(prompt_token_ids), SamplingParams(), None, score_only=True
         )
         [output] = self._run([submission], use_tqdm=False)
         if output.record is None:
@@ -443,7 +448,7 @@ class LLM:
         requests: list[RunningRequest] = []
         try:
             self._running.submit(submissions, requests)
-            with _Progress(requests, self._plan, use_tqdm) as progress:
+            with ProgressBar(requests, int(self._plan["max_model_len"]), use_tqdm) as progress:
                 while not all(request.finished for request in requests):
                     self._running.advance(requests)
                     progress.update()
@@ -452,147 +457,3 @@ class LLM:
         finally:
             self._running.abort(requests)
         return [request.output for request in requests if request.output is not None]
-
-    def _submission(self, prompt: Prompt, params: SamplingParams, **details: Any) -> Submission:
-        if isinstance(prompt, str):
-            return self._submit_tokens(prompt, self._encode(prompt), params, **details)
-        if not isinstance(prompt, Mapping):
-            raise RequestError(f"a prompt should be a text or a mapping, got {type(prompt).__name__}")
-        for key in prompt:
-            if key not in ("prompt", "prompt_token_ids"):
-                raise RequestError(
-                    f"a prompt has no key {key!r}: {nearest(str(key), ('prompt', 'prompt_token_ids'))}"
-                )
-        if len(prompt) != 1:
-            raise RequestError(
-                f"a prompt should hold one of `prompt` and `prompt_token_ids`, got {len(prompt)}"
-            )
-        if "prompt_token_ids" in prompt:
-            return self._submit_tokens(None, prompt["prompt_token_ids"], params, **details)
-        if not isinstance(prompt["prompt"], str):
-            raise RequestError(f"`prompt` should be a text, got {type(prompt['prompt']).__name__}")
-        return self._submit_tokens(prompt["prompt"], self._encode(prompt["prompt"]), params, **details)
-
-    def _encode(self, text: str) -> list[int]:
-        if self._tokenizer is None:
-            raise RequestError("a text prompt needs a tokenizer; give `prompt_token_ids`")
-        return self._tokenizer.encode(text)
-
-    def _submit_tokens(
-        self, text: str | None, token_ids: Sequence[int], params: SamplingParams, **details: Any
-    ) -> Submission:
-        if params.stop_strings and self._tokenizer is None:
-            raise RequestError("stop strings need a tokenizer; give stop_token_ids")
-        checked = self._checked_ids(token_ids)
-        decoder = None
-        if self._tokenizer is not None and params.detokenize:
-            decoder = TextDecoder(self._tokenizer, skip_special_tokens=params.skip_special_tokens)
-        return Submission(text, checked, params, decoder, **details)
-
-    def _checked_ids(self, token_ids: Sequence[int]) -> list[int]:
-        vocab_size = int(self._plan["vocab_size"])
-        checked = integers_of(token_ids)
-        if checked is None:
-            raise RequestError(
-                "prompt_token_ids should be token ids, a list or array of integers, "
-                f"got {type(token_ids).__name__} {shown(token_ids)}"
-            )
-        for index, token in enumerate(checked):
-            if not 0 <= token < vocab_size:
-                raise RequestError(
-                    f"prompt token {index} is {shown(token)}, outside the vocabulary of {vocab_size}"
-                )
-        return checked
-
-
-class _Progress:
-    """A bar over the tokens that may still come; it shrinks to those that did."""
-
-    def __init__(self, requests: Sequence[RunningRequest], plan: Mapping[str, Any], use_tqdm: bool) -> None:
-        self._requests = requests
-        limit = int(plan["max_model_len"])
-        self._num_most = [_most_tokens(request, limit) for request in requests]
-        self._bar = tqdm(
-            total=sum(self._num_most),
-            desc="Generating",
-            unit="tok",
-            file=sys.stderr,
-            disable=not (use_tqdm and sys.stderr.isatty()),
-            dynamic_ncols=True,
-        )
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def update(self) -> None:
-        if self._bar.disable:
-            return
-        self._bar.total = sum(
-            len(request.token_ids) if request.finished else most
-            for request, most in zip(self._requests, self._num_most, strict=True)
-        )
-        num_done = sum(request.finished for request in self._requests)
-        self._bar.set_postfix_str(f"{num_done}/{len(self._requests)} prompts", refresh=False)
-        self._bar.update(sum(len(request.token_ids) for request in self._requests) - self._bar.n)
-
-
-def _most_tokens(request: RunningRequest, max_model_len: int) -> int:
-    room = max_model_len - len(request.submission.prompt_token_ids)
-    asked = request.submission.params.max_tokens
-    return room if asked is None else min(asked, room)
-
-
-def _with_speculation(options: EngineOptions, speculation: SpeculativeConfig | None) -> EngineOptions:
-    if speculation is None:
-        return options
-    return dataclasses.replace(
-        options,
-        method=speculation.method,
-        num_speculative_tokens=speculation.num_speculative_tokens,
-        tree=speculation.tree,
-        tree_nodes=speculation.tree_nodes,
-        q_passes=speculation.q_passes,
-        q_head=speculation.q_head,
-        verify_costs=speculation.verify_costs,
-        min_confidence=speculation.min_confidence,
-        prompt_lookup_min=speculation.prompt_lookup_min,
-        prompt_lookup_max=speculation.prompt_lookup_max,
-    )
-
-
-def _drafter_directory(speculation: SpeculativeConfig | None) -> str | None:
-    if speculation is None or speculation.method == "ngram":
-        return None
-    if speculation.model is None:
-        raise OptionError(
-            "speculative_config needs `model`, the drafter's directory or hub id, "
-            "or method 'ngram', which has none"
-        )
-    return str(model_directory(speculation.model, speculation.revision))
-
-
-def _as_list(items: Any, name: str) -> list[Any]:
-    if isinstance(items, str | bytes | Mapping) or not isinstance(items, Sequence):
-        raise RequestError(f"{name} should be a list, got {type(items).__name__}")
-    return list(items)
-
-
-def _params_for(
-    params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
-) -> list[SamplingParams]:
-    if params is None:
-        return [SamplingParams()] * num_prompts
-    if isinstance(params, SamplingParams):
-        return [params] * num_prompts
-    several = _as_list(params, "sampling_params")
-    if len(several) != num_prompts:
-        raise RequestError(
-            f"sampling_params should be one or {num_prompts}, one per prompt, got {len(several)}"
-        )
-    for item in several:
-        if not isinstance(item, SamplingParams):
-            raise RequestError(f"sampling_params should hold SamplingParams, got {type(item).__name__}")
-    return several

@@ -15,10 +15,11 @@ use crate::device::{Buffer, Device, Staged};
 use crate::error::Result;
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Epilogue, PackedBf16};
-use crate::kernels::block_conv::{BlockConv, BlockConvArgs, ConvSide};
+use crate::kernels::block_conv::{BlockConv, BlockConvArgs, ConvOutput, ConvSide};
 use crate::kernels::draft_block::{DraftBlock, DraftBlockArgs};
 use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
-use crate::kernels::rms_norm::{NormEpilogue, RmsNorm, RmsNormArgs};
+use crate::kernels::matmul_rows::{MatmulInput, MatmulRows};
+use crate::kernels::rms_norm::{NormOutput, RmsNorm, RmsNormArgs};
 use crate::kernels::rope::{Rope, RopeArgs};
 use crate::kernels::w12_matmul::WeightView;
 use crate::weights::Linear;
@@ -27,8 +28,8 @@ use crate::weights::Linear;
 pub(super) struct Block<B = Buffer<f32>> {
     /// Residual stream.
     residual: B,
-    /// A sublayer's input, after its norm and convolution.
-    input: B,
+    /// A sublayer's input, after its norm and convolution; activations of the MLP's last matmul.
+    rows: MatmulRows<B>,
     /// A sublayer's input before the convolution, and its output before the convolution.
     unconvolved: B,
     /// Predicted convolution kernels.
@@ -41,6 +42,8 @@ pub(super) struct Block<B = Buffer<f32>> {
     attended: B,
     gate: B,
     up: B,
+    /// Final-norm outputs.
+    hidden: B,
     lists: Lists,
 }
 
@@ -93,7 +96,7 @@ impl<B> Block<B> {
             .map_or(0, |selector| selector.conv_delta_dim(hidden));
         Ok(Self {
             residual: rows(hidden)?,
-            input: rows(hidden)?,
+            rows: MatmulRows::with(hidden.max(config.intermediate_size), &mut rows)?,
             unconvolved: rows(hidden)?,
             conv_delta: rows(delta)?,
             q_raw: rows(config.q_dim())?,
@@ -104,6 +107,7 @@ impl<B> Block<B> {
             attended: rows(config.q_dim())?,
             gate: rows(config.intermediate_size)?,
             up: rows(config.intermediate_size)?,
+            hidden: rows(hidden)?,
             lists: Lists::default(),
         })
     }
@@ -150,7 +154,7 @@ impl Block {
 
     /// Final-norm outputs of the last [`forward`](Self::forward).
     pub(super) fn hidden(&self) -> &Buffer<f32> {
-        &self.input
+        &self.hidden
     }
 
     /// Computes [`hidden`](Self::hidden) `[num_levels, anchors, hidden_size]` of the blocks of the last
@@ -196,8 +200,7 @@ impl Block {
                 width: config.hidden_size,
                 weight: Some(&model.weights.final_norm),
                 eps: config.rms_norm_eps,
-                epilogue: NormEpilogue::Store,
-                y: &mut self.input,
+                y: (&mut self.hidden).into(),
             },
         )?;
         Ok(())
@@ -220,7 +223,7 @@ impl Block {
             (&layer.k_proj, &mut self.k_raw),
             (&layer.v_proj, &mut self.v),
         ];
-        multiply_all(device, &self.input, num_rows, products)?;
+        multiply_all(device, &self.rows, num_rows, products)?;
         for (raw, turned, weight, num_heads) in [
             (&self.q_raw, &mut self.q, &layer.q_norm, config.num_heads),
             (&self.k_raw, &mut self.k, &layer.k_norm, config.num_kv_heads),
@@ -235,8 +238,7 @@ impl Block {
                     width: config.head_dim,
                     weight: Some(weight),
                     eps: config.rms_norm_eps,
-                    epilogue: NormEpilogue::Store,
-                    y: turned,
+                    y: (&mut *turned).into(),
                 },
             )?;
             Rope::run(
@@ -274,7 +276,7 @@ impl Block {
         )?;
         let out = Output {
             linear: &layer.o_proj,
-            x: &self.attended,
+            x: (&self.attended).into(),
             conv,
         };
         out.add_to(
@@ -297,13 +299,13 @@ impl Block {
         let num_rows = rows.num_rows;
         let conv = layer.mlp_conv.as_ref();
         self.enter(device, config, &layer.post_attention_norm, conv, rows)?;
-        let (x, gate, up) = (&self.input, &mut self.gate, &mut self.up);
+        let (x, gate, up) = (&mut self.rows, &mut self.gate, &mut self.up);
         layer
             .mlp
             .activate(WeightView::Exact, device, x, num_rows, gate, up)?;
         let out = Output {
             linear: &layer.mlp.down_proj,
-            x: &self.up,
+            x: (&self.rows).into(),
             conv,
         };
         out.add_to(
@@ -325,8 +327,8 @@ impl Block {
         rows: &Rows<'_>,
     ) -> Result<()> {
         let normed = match conv {
-            Some(_) => &mut self.unconvolved,
-            None => &mut self.input,
+            Some(_) => NormOutput::from(&mut self.unconvolved),
+            None => NormOutput::from(&mut self.rows),
         };
         RmsNorm::run(
             device,
@@ -338,7 +340,6 @@ impl Block {
                 width: config.hidden_size,
                 weight: Some(norm),
                 eps: config.rms_norm_eps,
-                epilogue: NormEpilogue::Store,
                 y: normed,
             },
         )?;
@@ -352,23 +353,15 @@ impl Block {
             &mut self.conv_delta,
             Epilogue::Store,
         )?;
-        let (x, y) = (&self.unconvolved, &mut self.input);
-        conv.run(
-            device,
-            ConvSide::Input,
-            x,
-            &self.conv_delta,
-            rows,
-            y,
-            Epilogue::Store,
-        )
+        let (x, y) = (&self.unconvolved, (&mut self.rows).into());
+        conv.run(device, ConvSide::Input, x, &self.conv_delta, rows, y)
     }
 }
 
 /// The end of a sublayer: its last projection and, in DFlash2, the second convolution.
 struct Output<'a> {
     linear: &'a Linear,
-    x: &'a Buffer<f32>,
+    x: MatmulInput<'a>,
     conv: Option<&'a ConvWeights>,
 }
 
@@ -386,9 +379,9 @@ impl Output<'_> {
         match self.conv {
             None => linear.forward(device, x, num_rows, residual, add)?,
             Some(conv) => {
-                linear.forward(device, x, num_rows, unconvolved, Epilogue::Store)?;
-                let side = ConvSide::Output;
-                conv.run(device, side, unconvolved, conv_delta, rows, residual, add)?;
+                linear.forward(device, x, num_rows, &mut *unconvolved, Epilogue::Store)?;
+                let (side, y) = (ConvSide::Output, ConvOutput::AddTo(residual));
+                conv.run(device, side, unconvolved, conv_delta, rows, y)?;
             }
         }
         Ok(())
@@ -396,7 +389,6 @@ impl Output<'_> {
 }
 
 impl ConvWeights {
-    #[allow(clippy::too_many_arguments, reason = "a kernel's arguments")]
     fn run(
         &self,
         device: &Device,
@@ -404,8 +396,7 @@ impl ConvWeights {
         x: &Buffer<f32>,
         delta: &Buffer<f32>,
         rows: &Rows<'_>,
-        y: &mut Buffer<f32>,
-        epilogue: Epilogue,
+        y: ConvOutput<'_>,
     ) -> Result<()> {
         BlockConv::run(
             device,
@@ -420,7 +411,6 @@ impl ConvWeights {
                 kernel_size: self.kernel_size,
                 group_size: self.group_size,
                 y,
-                epilogue,
             },
         )?;
         Ok(())

@@ -17,9 +17,10 @@ use crate::error::Result;
 use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::draft_block::{BlockContext, BlockContexts, ContextsKey};
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
+use crate::kernels::matmul_rows::MatmulRows;
 use crate::kernels::paths::{MAX_PATH_ROWS, row_bucket};
 use crate::kernels::placed_rows::PlacedRows;
-use crate::kernels::rms_norm::{NormEpilogue, RmsNorm, RmsNormArgs};
+use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use crate::kernels::rope::{Rope, RopeArgs};
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::kernels::{Kernel, check_size};
@@ -113,7 +114,7 @@ pub(super) struct ContextBytes {
 struct Scratch<B = Buffer<f32>> {
     taps: B,
     fused: B,
-    hidden: B,
+    hidden: MatmulRows<B>,
     layers: Vec<LayerScratch<B>>,
 }
 
@@ -133,7 +134,7 @@ impl<B> Scratch<B> {
         Ok(Self {
             taps: rows(config.taps_dim())?,
             fused: rows(config.hidden_size)?,
-            hidden: rows(config.hidden_size)?,
+            hidden: MatmulRows::with(config.hidden_size, &mut rows)?,
             layers: (config.layers.iter())
                 .map(|_| {
                     Ok(LayerScratch {
@@ -382,8 +383,7 @@ impl Contexts {
                 width: config.hidden_size,
                 weight: Some(&weights.hidden_norm),
                 eps: config.rms_norm_eps,
-                epilogue: NormEpilogue::Store,
-                y: &mut s.hidden,
+                y: (&mut s.hidden).into(),
             },
         )?;
         // All layers read the same rows: one launch for as many of them as it takes.
@@ -406,8 +406,7 @@ impl Contexts {
                     width: config.head_dim,
                     weight: Some(&layer.k_norm),
                     eps: config.rms_norm_eps,
-                    epilogue: NormEpilogue::Store,
-                    y: &mut rows.k,
+                    y: (&mut rows.k).into(),
                 },
             )?;
             Rope::run(

@@ -48,8 +48,24 @@ impl OwnHead {
                         got: *offset,
                     })
             };
-            let ids: Result<Vec<u32>, _> = offsets.iter().enumerate().map(id).collect();
-            ids
+            let ids: Vec<u32> = offsets
+                .iter()
+                .enumerate()
+                .map(id)
+                .collect::<Result<_, _>>()?;
+            let mut first_rows = vec![None; vocab_size];
+            for (row, &got) in ids.iter().enumerate() {
+                if let Some(first) = first_rows[got as usize].replace(row) {
+                    return Err(CheckpointError::OffsetTwice {
+                        dir: checkpoint.dir().to_owned(),
+                        tensor: OFFSETS,
+                        first,
+                        row,
+                        got,
+                    });
+                }
+            }
+            Ok(ids)
         };
         Ok(Self {
             lm_head: tensors.linear(

@@ -279,7 +279,7 @@ impl Eagle3 {
                 },
             )?;
             let fc = &layer.weights.fc;
-            fc.forward(device, taps, padded_rows, fused, Epilogue::Store)?;
+            fc.forward(device, &*taps, padded_rows, fused, Epilogue::Store)?;
             if let Some(row) = waiting_row {
                 features.copy_range(0, waiting, row * hidden..(row + 1) * hidden)?;
             }

@@ -21,11 +21,14 @@ use crate::kernels::draft_select::{DraftSelect, DraftSelectArgs, LogitShape};
 use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
 use crate::kernels::gate::{Gate, GateArgs, GateKind};
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
+use crate::kernels::matmul_rows::{MatmulInput, MatmulRows};
 
 /// Rows of the walk's buffers, by what they hold. `B` is a buffer; planning memory puts a number in its place.
 struct Activations<B = Buffer<f32>> {
-    /// Codes of the parents, then what corrects.
+    /// Codes of the parents; of a recurrent walk then what corrects.
     codes: B,
+    /// Gated codes.
+    gated: MatmulRows<B>,
     /// Gate, or the three parts of the recurrent update.
     mixed: B,
     /// Recurrent states of the parents.
@@ -57,12 +60,17 @@ impl<B> Activations<B> {
         markov: &MarkovConfig,
         mut rows: impl FnMut(usize) -> Result<B, E>,
     ) -> Result<Self, E> {
+        let gated = match markov.kind {
+            MarkovKind::Gated => markov.rank,
+            _ => 0,
+        };
         let state = match markov.kind {
             MarkovKind::Rnn { .. } => markov.rank,
             _ => 0,
         };
         Ok(Self {
             codes: rows(markov.rank)?,
+            gated: MatmulRows::with(gated, &mut rows)?,
             mixed: rows(mixed_dim(markov))?,
             states_before: rows(state)?,
         })
@@ -294,6 +302,7 @@ impl MarkovWalk {
         own_rows.fill(device, nodes.iter().map(own_row))?;
         let Activations {
             codes,
+            gated,
             mixed,
             states_before,
         } = &mut self.activations;
@@ -301,10 +310,10 @@ impl MarkovWalk {
             take_rows(device, &self.from_hidden, own_rows, self.mixed_dim, mixed)?;
         }
         let add = Epilogue::AddToOutput;
-        match &weights.mixing {
-            MarkovMixing::Vanilla => {}
+        let corrects = match &weights.mixing {
+            MarkovMixing::Vanilla => MatmulInput::from(&*codes),
             MarkovMixing::Gated { code, .. } => {
-                code.forward(device, codes, num_nodes, mixed, add)?;
+                code.forward(device, &*codes, num_nodes, mixed, add)?;
                 Gate::run(
                     device,
                     GateArgs {
@@ -314,17 +323,20 @@ impl MarkovWalk {
                         x_stride: self.rank,
                         num_vectors: num_nodes,
                         width: self.rank,
-                        y: codes,
+                        values: codes,
+                        per_row: 1,
+                        y: (&mut *gated).into(),
                     },
                 )?;
+                MatmulInput::from(&*gated)
             }
             MarkovMixing::Rnn { state, code, .. } => {
                 let of_parent =
                     |node: &BeamNode| &self.states[node.parent_row * self.rank..][..self.rank];
                 let before: Vec<f32> = nodes.iter().flat_map(of_parent).copied().collect();
                 states_before.upload_in_order(&before)?;
-                code.forward(device, codes, num_nodes, mixed, add)?;
-                state.forward(device, states_before, num_nodes, mixed, add)?;
+                code.forward(device, &*codes, num_nodes, mixed, add)?;
+                state.forward(device, &*states_before, num_nodes, mixed, add)?;
                 let mixed = mixed.read_back(num_nodes * 3 * self.rank)?;
                 let mut corrects = vec![0.0; before.len()];
                 self.states.resize(before.len(), 0.0);
@@ -337,13 +349,14 @@ impl MarkovWalk {
                     update_state(mixed, before, state, corrects);
                 }
                 codes.upload_in_order(&corrects)?;
+                MatmulInput::from(&*codes)
             }
-        }
+        };
         let num_ids = self.num_drafted_ids;
         take_rows(device, logits, own_rows, num_ids, &mut self.logits)?;
         Ok(weights
             .correction
-            .forward(device, codes, num_nodes, &mut self.logits, add)?)
+            .forward(device, corrects, num_nodes, &mut self.logits, add)?)
     }
 }
 

@@ -7,6 +7,7 @@ use crate::device::{Buffer, Device};
 use crate::error::Result;
 use crate::kernels::bf16_matmul::{Epilogue, PackedBf16, Product};
 use crate::kernels::gate::GateKind;
+use crate::kernels::matmul_rows::MatmulInput;
 use crate::kernels::w12_matmul::WeightView;
 use crate::options::WeightFormat;
 use crate::weights::checkpoint::Verification;
@@ -131,7 +132,7 @@ impl ConfidenceWeights {
 /// `y = x Wᵀ` of several matrices of one K.
 pub(super) fn multiply_all<'a>(
     device: &Device,
-    x: &'a Buffer<f32>,
+    x: impl Into<MatmulInput<'a>>,
     num_rows: usize,
     products: impl IntoIterator<Item = (&'a Linear, &'a mut Buffer<f32>)>,
 ) -> Result<()> {
@@ -322,7 +323,7 @@ impl Loader<'_> {
         let codebook = |side: &str| {
             let name = format!("candidate_selector.{side}_codebook");
             self.tensors
-                .matrix_bf16(&name, [selector.vocab_size, selector.rank])
+                .token_rows_bf16(&name, [selector.vocab_size, selector.rank])
         };
         Ok(SelectorWeights {
             hidden_projection,
@@ -363,7 +364,7 @@ impl Loader<'_> {
         Ok(MarkovWeights {
             codes: self
                 .tensors
-                .matrix_bf16(&name("markov_w1.weight"), [markov.vocab_size, rank])?,
+                .token_rows_bf16(&name("markov_w1.weight"), [markov.vocab_size, rank])?,
             correction: self.linear(&name("markov_w2"), num_drafted_ids, rank)?,
             mixing,
         })

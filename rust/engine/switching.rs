@@ -64,6 +64,7 @@ impl Engine {
             true => self.pair.drafter = drafter,
             false => self.idle_drafter = drafter,
         }
+        self.pair.target.keep_taps(speculates);
         Ok(())
     }
 

@@ -343,3 +343,34 @@ fn a_step_that_fails_behind_a_request_that_ended_gives_its_room_back() {
         );
     }
 }
+
+#[test]
+fn plain_decoding_on_an_engine_with_a_drafter_keeps_no_taps() {
+    let drafter = demo_target().with_file_name("dflash2");
+    let mut engine = Engine::open(&demo_target(), Some(&drafter), &options(1)).unwrap();
+    let run = |engine: &mut Engine, prompt: Vec<u32>| {
+        let params = SamplingParams {
+            max_tokens: Some(3),
+            min_tokens: 0,
+            ignore_eos: true,
+            stop_token_ids: vec![],
+            sampling: None,
+        };
+        engine
+            .add_request(prompt, &params, Record::default())
+            .unwrap();
+        while engine.has_unfinished() {
+            engine.step().unwrap();
+        }
+        let first_tap = &engine.target().taps()[0];
+        first_tap.read_back(engine.config().hidden_size).unwrap()
+    };
+    let kept = run(&mut engine, vec![5, 6, 7]);
+    assert!(kept.iter().any(|&value| value != 0.0));
+    engine.switch_to(false, &options(1)).unwrap();
+    assert!(engine.drafter_config().is_none());
+    assert_eq!(run(&mut engine, vec![8, 9]), kept);
+    engine.switch_to(true, &options(1)).unwrap();
+    assert!(engine.drafter_config().is_some());
+    assert_ne!(run(&mut engine, vec![8, 9]), kept);
+}

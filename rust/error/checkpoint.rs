@@ -119,6 +119,35 @@ pub enum CheckpointError {
         /// Its offset.
         got: i64,
     },
+    /// A tensor holds NaN or infinity where every forward reads it.
+    #[error("{file}: tensor `{tensor}` should hold finite numbers, got {got} at index {index}")]
+    NotFinite {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Where in it, row-major.
+        index: usize,
+        /// What is there.
+        got: f32,
+    },
+    /// Two entries of an id table point to one id.
+    #[error(
+        "{dir}: tensor `{tensor}` should lead every row to an id of its own, but rows {first} and {row} both lead to \
+         {got}"
+    )]
+    OffsetTwice {
+        /// Checkpoint directory.
+        dir: PathBuf,
+        /// The tensor.
+        tensor: &'static str,
+        /// The row that leads there first.
+        first: usize,
+        /// The other row.
+        row: usize,
+        /// Their id.
+        got: u32,
+    },
     /// A tensor has a dtype that its place does not allow.
     #[error("{file}: tensor `{tensor}` should have dtype {expected}, got {got}")]
     Dtype {

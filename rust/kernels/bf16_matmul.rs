@@ -15,6 +15,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::channel_tasks::for_each_channel_task;
+use super::matmul_rows::MatmulInput;
 pub use super::packed_bf16::PackedBf16;
 use super::simd::{self, Isa, LANES, Lanes, Task};
 use super::skinny_matmul::{SkinnyMatmul, SkinnyProduct};
@@ -48,7 +49,7 @@ pub struct Product<'a, W> {
 /// Arguments of [`Bf16Matmul`].
 pub struct Bf16MatmulArgs<'a> {
     /// Activations `[num_rows, in_features]`.
-    pub x: &'a Buffer<f32>,
+    pub x: MatmulInput<'a>,
     /// Rows to multiply.
     pub num_rows: usize,
     /// Matrices of one K, each with its own result; which of them are multiplied together shows in none.
@@ -72,7 +73,7 @@ impl Kernel for Bf16Matmul {
             check_size(Self::NAME, "in_features", own_k, k.max(1))?;
             check_len(Self::NAME, "y", product.y.len(), args.num_rows * n)?;
         }
-        check_len(Self::NAME, "x", args.x.len(), args.num_rows * k)
+        args.x.check(Self::NAME, args.num_rows, k)
     }
 
     fn host(device: &HostDevice, args: Bf16MatmulArgs<'_>) {

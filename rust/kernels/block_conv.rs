@@ -5,8 +5,8 @@
 //! as zero, so nothing crosses from one block to another. Rows are packed position-major (`row = i * num_blocks + b`),
 //! which makes the row t positions back `row - t * num_blocks`. Taps are added in ascending order, fused.
 
-use super::bf16_matmul::Epilogue;
 use super::launcher::Launcher;
+use super::matmul_rows::{CudaRows, MatmulRows, RowsOutput};
 use super::simd::{self, LANES, Lanes, Task};
 use super::vectors::for_each_row;
 use super::{Kernel, check_len, check_size};
@@ -21,6 +21,37 @@ pub enum ConvSide {
     Input,
     /// On the sublayer's output.
     Output,
+}
+
+/// What becomes of a result `[block_size, blocks, width]`.
+#[derive(Debug)]
+pub enum ConvOutput<'a> {
+    /// `y = sum`.
+    Store(RowsOutput<'a>),
+    /// `y = y + sum` (residual stream).
+    AddTo(&'a mut Buffer<f32>),
+}
+
+impl<'a> From<&'a mut Buffer<f32>> for ConvOutput<'a> {
+    fn from(values: &'a mut Buffer<f32>) -> Self {
+        Self::Store(values.into())
+    }
+}
+
+impl<'a> From<&'a mut MatmulRows> for ConvOutput<'a> {
+    fn from(rows: &'a mut MatmulRows) -> Self {
+        Self::Store(rows.into())
+    }
+}
+
+impl<'a> ConvOutput<'a> {
+    /// Where results go, and whether they are added.
+    fn parts(self) -> (RowsOutput<'a>, bool) {
+        match self {
+            Self::Store(y) => (y, false),
+            Self::AddTo(y) => (y.into(), true),
+        }
+    }
 }
 
 /// Arguments of [`BlockConv`].
@@ -43,10 +74,8 @@ pub struct BlockConvArgs<'a> {
     pub kernel_size: usize,
     /// Channels that share a predicted kernel.
     pub group_size: usize,
-    /// Result `[block_size, blocks, width]`.
-    pub y: &'a mut Buffer<f32>,
-    /// Store or add.
-    pub epilogue: Epilogue,
+    /// Takes the result.
+    pub y: ConvOutput<'a>,
 }
 
 /// The kernel; see the module's head for its contract.
@@ -80,7 +109,10 @@ impl Kernel for BlockConv {
         let delta_len = args.num_rows * kernels * num_groups;
         check_len(name, "delta", args.delta.len(), delta_len)?;
         check_len(name, "base", args.base.len(), kernels * args.width)?;
-        check_len(name, "y", args.y.len(), args.num_rows * args.width)
+        match &args.y {
+            ConvOutput::Store(y) => y.check(name, args.num_rows, args.width),
+            ConvOutput::AddTo(y) => check_len(name, "y", y.len(), args.num_rows * args.width),
+        }
     }
 
     fn host(device: &HostDevice, args: BlockConvArgs<'_>) {
@@ -88,7 +120,8 @@ impl Kernel for BlockConv {
         let num_groups = width / args.group_size;
         let side = args.side as usize;
         let base = &args.base.host()[side * num_taps * width..][..num_taps * width];
-        let y = &mut args.y.host_mut()[..args.num_rows * width];
+        let (mut y, adds_to_output) = args.y.parts();
+        let y = &mut y.host_mut()[..args.num_rows * width];
         for_each_row(device, y, width, |row, y| {
             let delta = &args.delta.host()[(2 * row + side) * num_taps * num_groups..];
             simd::dispatch(RowTask {
@@ -104,25 +137,26 @@ impl Kernel for BlockConv {
                     .collect(),
                 group_size: args.group_size,
                 y,
-                epilogue: args.epilogue,
+                adds_to_output,
             });
         });
     }
 
     fn cuda(device: &CudaDevice, args: BlockConvArgs<'_>) -> Result<(), KernelError> {
         let launcher = Launcher::of::<Self>(device);
+        let (y, adds_to_output) = args.y.parts();
         let params = BlockConvParams {
             x: launcher.buffer("x", args.x)?,
             delta: launcher.buffer("delta", args.delta)?,
             base: launcher.buffer("base", args.base)?,
-            y: launcher.buffer("y", args.y)?,
+            y: y.on_cuda(&launcher, args.width)?,
             num_rows: args.num_rows as u32,
             num_blocks: args.num_blocks as u32,
             width: args.width as u32,
             kernel_size: args.kernel_size as u32,
             group_size: args.group_size as u32,
             side: args.side as u32,
-            adds_to_output: u32::from(args.epilogue == Epilogue::AddToOutput),
+            adds_to_output: u32::from(adds_to_output),
         };
         let shape = Shape::of_blocks((args.num_rows * args.width).div_ceil(256), 256);
         // SAFETY: `params` mirrors the kernel's; `check` saw that all buffers are as long as the shape asks.
@@ -137,7 +171,7 @@ struct BlockConvParams {
     x: u64,
     delta: u64,
     base: u64,
-    y: u64,
+    y: CudaRows,
     num_rows: u32,
     num_blocks: u32,
     width: u32,
@@ -158,7 +192,7 @@ struct RowTask<'a> {
     taps: Vec<Tap<'a>>,
     group_size: usize,
     y: &'a mut [f32],
-    epilogue: Epilogue,
+    adds_to_output: bool,
 }
 
 impl Task for RowTask<'_> {
@@ -176,9 +210,9 @@ impl Task for RowTask<'_> {
                     let weight = base.add(L::splat(tap.delta[group]));
                     sum = weight.mul_add(load(&tap.x[channels.clone()]), sum);
                 }
-                let sum = match self.epilogue {
-                    Epilogue::Store => sum,
-                    Epilogue::AddToOutput => load::<L>(y).add(sum),
+                let sum = match self.adds_to_output {
+                    true => load::<L>(y).add(sum),
+                    false => sum,
                 };
                 match y.len() {
                     LANES => sum.store(y),

@@ -17,11 +17,12 @@ use half::bf16;
 
 use super::bf16_matmul::{Epilogue, K_BLOCK, Product, TileWeights, TilesTask};
 use super::channel_tasks::for_each_channel_task;
+use super::matmul_rows::MatmulInput;
 use super::packed_fp8::value_of;
 pub use super::packed_fp8::{Fp8Scales, PackedFp8, dequantise};
 use super::simd::{self, LANES};
 use super::{Kernel, check_len, check_size};
-use crate::device::{Buffer, HostDevice};
+use crate::device::HostDevice;
 use crate::error::KernelError;
 pub use quantised::GROUP_COLUMNS;
 
@@ -37,7 +38,7 @@ pub enum Activations {
 /// Arguments of [`Fp8Matmul`].
 pub struct Fp8MatmulArgs<'a> {
     /// Activations `[num_rows, in_features]`.
-    pub x: &'a Buffer<f32>,
+    pub x: MatmulInput<'a>,
     /// Rows to multiply.
     pub num_rows: usize,
     /// Matrices of one K, each with its own result.
@@ -70,7 +71,7 @@ impl Kernel for Fp8Matmul {
                 check_size(Self::NAME, "block_columns", block, expected)?;
             }
         }
-        check_len(Self::NAME, "x", args.x.len(), args.num_rows * k)
+        args.x.check(Self::NAME, args.num_rows, k)
     }
 
     fn host(device: &HostDevice, args: Fp8MatmulArgs<'_>) {

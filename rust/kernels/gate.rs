@@ -1,13 +1,14 @@
-//! `y = silu(x) * y` or `y = gelu(x) * y` (MLP) and `y = sigmoid(x) * y` (attention output), vector by vector and in
-//! place.
+//! `y = silu(x) * values` or `y = gelu(x) * values` (MLP) and `y = sigmoid(x) * values` (attention output), vector by
+//! vector, mostly for the matmul that follows.
 //!
 //! The gate `x` may be strided: Qwen's query projection interleaves `[query head h | gate head h]` per head, and a
 //! fused gate+up projection has the gate in the first half of each row.
 
-use super::Kernel;
 use super::launcher::Launcher;
+use super::matmul_rows::{CudaRows, RowsOutput};
 use super::simd::{self, Lanes, Task};
 use super::vectors::{StridedVectors, for_each_row};
+use super::{Kernel, check_len, check_size};
 use crate::device::cuda::{CudaDevice, Shape};
 use crate::device::{Buffer, HostDevice};
 use crate::error::KernelError;
@@ -15,11 +16,11 @@ use crate::error::KernelError;
 /// The function applied to the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GateKind {
-    /// `y = silu(x) * y`.
+    /// `y = silu(x) * values`.
     SiluMultiply,
-    /// `y = sigmoid(x) * y`.
+    /// `y = sigmoid(x) * values`.
     SigmoidMultiply,
-    /// `y = gelu(x) * y`, gelu with its tanh: `x * sigmoid(2 u)`, `u = sqrt(2 / pi) * (x + 0.044715 x^3)`.
+    /// `y = gelu(x) * values`, gelu with its tanh: `x * sigmoid(2 u)`, `u = sqrt(2 / pi) * (x + 0.044715 x^3)`.
     GeluTanhMultiply,
 }
 
@@ -37,8 +38,12 @@ pub struct GateArgs<'a> {
     pub num_vectors: usize,
     /// Length of a vector.
     pub width: usize,
-    /// Gated in place, contiguous `[num_vectors, width]`.
-    pub y: &'a mut Buffer<f32>,
+    /// What is gated, contiguous `[num_vectors, width]`.
+    pub values: &'a Buffer<f32>,
+    /// Vectors of a row of `y`.
+    pub per_row: usize,
+    /// Result `[num_vectors / per_row, per_row * width]`.
+    pub y: RowsOutput<'a>,
 }
 
 impl<'a> GateArgs<'a> {
@@ -61,16 +66,28 @@ impl Kernel for Gate {
     type Args<'a> = GateArgs<'a>;
 
     fn check(args: &GateArgs<'_>) -> Result<(), KernelError> {
-        args.vectors().check(Self::NAME, args.y.len())
+        let (name, num_vectors, per_row) = (Self::NAME, args.num_vectors, args.per_row);
+        args.vectors().check(name)?;
+        check_size(name, "per_row", per_row, per_row.max(1))?;
+        let whole_rows = num_vectors.next_multiple_of(per_row);
+        if num_vectors > 0 {
+            check_size(name, "num_vectors", num_vectors, whole_rows)?;
+        }
+        check_len(name, "values", args.values.len(), num_vectors * args.width)?;
+        args.y
+            .check(name, num_vectors / per_row, per_row * args.width)
     }
 
     fn host(device: &HostDevice, args: GateArgs<'_>) {
         let vectors = args.vectors();
-        let y = &mut args.y.host_mut()[..args.num_vectors * args.width];
+        let values = &args.values.host()[..args.num_vectors * args.width];
+        let mut y = args.y;
+        let y = &mut y.host_mut()[..values.len()];
         for_each_row(device, y, args.width, |i, y| {
             simd::dispatch(VectorTask {
                 kind: args.kind,
                 x: vectors.vector(i),
+                values: &values[i * args.width..][..args.width],
                 y,
             });
         });
@@ -78,24 +95,31 @@ impl Kernel for Gate {
 
     fn cuda(device: &CudaDevice, args: GateArgs<'_>) -> Result<(), KernelError> {
         let launcher = Launcher::of::<Self>(device);
-        let num_values = args.num_vectors * args.width;
-        if num_values == 0 {
+        let (num_rows, row_len) = (args.num_vectors / args.per_row, args.per_row * args.width);
+        if num_rows == 0 {
             return Ok(());
         }
         let params = GateParams {
             x: launcher.buffer("x", args.x)?,
-            y: launcher.buffer("y", args.y)?,
+            values: launcher.buffer("values", args.values)?,
+            y: args.y.on_cuda(&launcher, row_len)?,
             x_offset: args.x_offset as u64,
             x_stride: args.x_stride as u64,
-            num_vectors: args.num_vectors as u32,
+            num_rows: num_rows as u32,
+            per_row: args.per_row as u32,
             width: args.width as u32,
+            has_quads: u32::from(
+                [args.x_offset, args.x_stride, args.width]
+                    .iter()
+                    .all(|len| len.is_multiple_of(4)),
+            ),
         };
         let entry = match args.kind {
             GateKind::SiluMultiply => "gate_silu",
             GateKind::SigmoidMultiply => "gate_sigmoid",
             GateKind::GeluTanhMultiply => "gate_gelu_tanh",
         };
-        let shape = Shape::of_values(num_values);
+        let shape = Shape::of_values(num_rows * row_len.div_ceil(4));
         // SAFETY: `params` mirrors the kernel's; `check` saw that gates and values are long enough.
         unsafe { launcher.run(entry, shape, &params) }
     }
@@ -106,16 +130,20 @@ impl Kernel for Gate {
 #[derive(Clone, Copy)]
 struct GateParams {
     x: u64,
-    y: u64,
+    values: u64,
+    y: CudaRows,
     x_offset: u64,
     x_stride: u64,
-    num_vectors: u32,
+    num_rows: u32,
+    per_row: u32,
     width: u32,
+    has_quads: u32,
 }
 
 struct VectorTask<'a> {
     kind: GateKind,
     x: &'a [f32],
+    values: &'a [f32],
     y: &'a mut [f32],
 }
 
@@ -124,6 +152,8 @@ impl Task for VectorTask<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
+        // `y` takes the values first, so that one two-operand pass remains.
+        self.y.copy_from_slice(self.values);
         match self.kind {
             GateKind::SiluMultiply => simd::map2::<L>(self.x, self.y, |x, y| x.silu().mul(y)),
             GateKind::SigmoidMultiply => simd::map2::<L>(self.x, self.y, |x, y| x.sigmoid().mul(y)),

@@ -27,6 +27,7 @@ mod launch;
 
 use heads::{KeyHead, Pass, ValueHead};
 
+use super::matmul_rows::RowsOutput;
 use super::paths::{MAX_PATH_ROWS, RowPaths, Segment};
 use super::simd;
 use super::{Kernel, check_len, check_size, for_each_task};
@@ -181,7 +182,7 @@ pub struct GdnWyArgs<'a> {
     /// Receives this pass's rows.
     pub tail: &'a mut GdnTail,
     /// Result `[rows, Hv*Dv]`, after the gated norm.
-    pub y: &'a mut Buffer<f32>,
+    pub y: RowsOutput<'a>,
 }
 
 /// The kernel; see the module's head for its contract.
@@ -226,15 +227,15 @@ impl Kernel for GdnWy {
             ("tail.k", args.tail.k.len(), num_rows * shape.keys_len()),
             ("tail.d", args.tail.d.len(), num_rows * shape.values_len()),
             ("tail.g", args.tail.g.len(), num_rows * heads),
-            ("y", args.y.len(), num_rows * shape.values_len()),
         ] {
             check_len(name, argument, got, expected)?;
         }
+        args.y.check(name, num_rows, shape.values_len())?;
         let slots = args.paths.segments().iter().map(|segment| segment.slot + 1);
         check_cache(name, shape, args.cache, slots.max().unwrap_or(0))
     }
 
-    fn host(device: &HostDevice, args: GdnWyArgs<'_>) {
+    fn host(device: &HostDevice, mut args: GdnWyArgs<'_>) {
         let shape = args.shape;
         let num_rows = args.paths.num_rows();
         let pass = Pass::new(&args);

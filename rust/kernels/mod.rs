@@ -22,13 +22,13 @@ pub mod greedy_argmax;
 mod launcher;
 pub mod lm_head_screen;
 pub mod masked_ids;
+pub mod matmul_rows;
 mod packed_bf16;
 mod packed_fp8;
 mod packed_w12;
 pub mod paths;
 pub mod placed_rows;
 pub mod plant_matrix;
-mod q_view;
 #[cfg(test)]
 pub(crate) mod random_trees;
 pub mod rms_norm;

@@ -6,6 +6,7 @@
 use super::Kernel;
 use super::check_len;
 use super::launcher::Launcher;
+use super::matmul_rows::{CudaRows, MatmulRows, RowsOutput};
 use super::simd::{self, Lanes, Task};
 use super::vectors::{StridedVectors, for_each_row};
 use crate::device::cuda::{CudaDevice, Shape};
@@ -13,15 +14,39 @@ use crate::device::{Buffer, HostDevice};
 use crate::error::KernelError;
 
 /// What becomes of a normalised vector.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum NormEpilogue {
-    /// `y = normed`.
-    Store,
+#[derive(Debug)]
+pub enum NormOutput<'a> {
+    /// `y = normed`, `[num_vectors, width]`.
+    Store(RowsOutput<'a>),
     /// `y = (y + normed) * factor`: the norm behind a sublayer, and the residual stream it ends in.
-    AddToOutput {
+    AddTo {
+        /// Contiguous `[num_vectors, width]`.
+        y: &'a mut Buffer<f32>,
         /// Factor on the sum.
         factor: f32,
     },
+}
+
+impl<'a> From<&'a mut Buffer<f32>> for NormOutput<'a> {
+    fn from(values: &'a mut Buffer<f32>) -> Self {
+        Self::Store(values.into())
+    }
+}
+
+impl<'a> From<&'a mut MatmulRows> for NormOutput<'a> {
+    fn from(rows: &'a mut MatmulRows) -> Self {
+        Self::Store(rows.into())
+    }
+}
+
+impl<'a> NormOutput<'a> {
+    /// Where results go, and the factor on the sum where there is one.
+    fn parts(self) -> (RowsOutput<'a>, Option<f32>) {
+        match self {
+            Self::Store(y) => (y, None),
+            Self::AddTo { y, factor } => (y.into(), Some(factor)),
+        }
+    }
 }
 
 /// Arguments of [`RmsNorm`].
@@ -40,10 +65,8 @@ pub struct RmsNormArgs<'a> {
     pub weight: Option<&'a Buffer<f32>>,
     /// Added to the mean square.
     pub eps: f32,
-    /// How `y` takes the result.
-    pub epilogue: NormEpilogue,
-    /// Result, contiguous `[num_vectors, width]`.
-    pub y: &'a mut Buffer<f32>,
+    /// Takes the results.
+    pub y: NormOutput<'a>,
 }
 
 impl<'a> RmsNormArgs<'a> {
@@ -66,7 +89,14 @@ impl Kernel for RmsNorm {
     type Args<'a> = RmsNormArgs<'a>;
 
     fn check(args: &RmsNormArgs<'_>) -> Result<(), KernelError> {
-        args.vectors().check(Self::NAME, args.y.len())?;
+        args.vectors().check(Self::NAME)?;
+        let (num_vectors, width) = (args.num_vectors, args.width);
+        match &args.y {
+            NormOutput::Store(y) => y.check(Self::NAME, num_vectors, width)?,
+            NormOutput::AddTo { y, .. } => {
+                check_len(Self::NAME, "y", y.len(), num_vectors * width)?;
+            }
+        }
         args.weight.map_or(Ok(()), |weight| {
             check_len(Self::NAME, "weight", weight.len(), args.width)
         })
@@ -75,13 +105,14 @@ impl Kernel for RmsNorm {
     fn host(device: &HostDevice, args: RmsNormArgs<'_>) {
         let vectors = args.vectors();
         let weight = args.weight.map(|weight| &weight.host()[..args.width]);
-        let y = &mut args.y.host_mut()[..args.num_vectors * args.width];
+        let (mut y, factor) = args.y.parts();
+        let y = &mut y.host_mut()[..args.num_vectors * args.width];
         for_each_row(device, y, args.width, |i, y| {
             simd::dispatch(VectorTask {
                 x: vectors.vector(i),
                 weight,
                 eps: args.eps,
-                epilogue: args.epilogue,
+                factor,
                 y,
             });
         });
@@ -93,20 +124,18 @@ impl Kernel for RmsNorm {
             return Ok(());
         }
         let weight = args.weight.map(|weight| launcher.buffer("weight", weight));
+        let (y, factor) = args.y.parts();
         let params = RmsNormParams {
             x: launcher.buffer("x", args.x)?,
             weight: weight.transpose()?.unwrap_or(0),
-            y: launcher.buffer("y", args.y)?,
+            y: y.on_cuda(&launcher, args.width)?,
             x_offset: args.x_offset as u64,
             x_stride: args.x_stride as u64,
             num_vectors: args.num_vectors as u32,
             width: args.width as u32,
             eps: args.eps,
-            factor: match args.epilogue {
-                NormEpilogue::Store => 0.0,
-                NormEpilogue::AddToOutput { factor } => factor,
-            },
-            adds: u32::from(args.epilogue != NormEpilogue::Store),
+            factor: factor.unwrap_or(0.0),
+            adds: u32::from(factor.is_some()),
             has_quads: u32::from(
                 [args.x_offset, args.x_stride, args.width]
                     .iter()
@@ -135,7 +164,7 @@ const MAX_SHORT_WIDTH: usize = 512;
 struct RmsNormParams {
     x: u64,
     weight: u64,
-    y: u64,
+    y: CudaRows,
     x_offset: u64,
     x_stride: u64,
     num_vectors: u32,
@@ -150,7 +179,7 @@ struct VectorTask<'a> {
     x: &'a [f32],
     weight: Option<&'a [f32]>,
     eps: f32,
-    epilogue: NormEpilogue,
+    factor: Option<f32>,
     y: &'a mut [f32],
 }
 
@@ -161,14 +190,14 @@ impl Task for VectorTask<'_> {
     fn run<L: Lanes>(self) {
         let mean_square = simd::dot::<L>(self.x, self.x) / self.x.len() as f32;
         let scale = L::splat(1.0 / (mean_square + self.eps).sqrt());
-        match (self.epilogue, self.weight) {
+        match (self.factor, self.weight) {
             // `y` takes the weight first, so that one two-operand pass remains.
-            (NormEpilogue::Store, Some(weight)) => {
+            (None, Some(weight)) => {
                 self.y.copy_from_slice(weight);
                 simd::map2::<L>(self.x, self.y, |x, w| x.mul(scale).mul(w));
             }
-            (NormEpilogue::Store, None) => simd::map2::<L>(self.x, self.y, |x, _| x.mul(scale)),
-            (NormEpilogue::AddToOutput { factor }, weight) => {
+            (None, None) => simd::map2::<L>(self.x, self.y, |x, _| x.mul(scale)),
+            (Some(factor), weight) => {
                 let mut normed = weight.map_or_else(|| vec![1.0; self.x.len()], <[f32]>::to_vec);
                 simd::map2::<L>(self.x, &mut normed, |x, w| x.mul(scale).mul(w));
                 let factor = L::splat(factor);

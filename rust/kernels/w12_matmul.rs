@@ -13,20 +13,21 @@ use std::ops::Range;
 
 use super::bf16_matmul::{Epilogue, K_BLOCK, Product};
 use super::channel_tasks::for_each_channel_task;
+use super::matmul_rows::MatmulInput;
 pub(crate) use super::packed_w12::EscapedWeight;
 use super::packed_w12::{LaneWords, PIECE_COLUMNS};
 pub use super::packed_w12::{PackedW12, WeightView};
 use super::simd::{self, Isa, LANES, Lanes, Task, Words};
 use super::skinny_matmul::{SkinnyMatmul, SkinnyProduct};
 use super::{Kernel, check_len, check_size};
+use crate::device::HostDevice;
 use crate::device::cuda::CudaDevice;
-use crate::device::{Buffer, HostDevice};
 use crate::error::KernelError;
 
 /// Arguments of [`W12Matmul`].
 pub struct W12MatmulArgs<'a> {
     /// Activations `[num_rows, in_features]`.
-    pub x: &'a Buffer<f32>,
+    pub x: MatmulInput<'a>,
     /// Rows to multiply.
     pub num_rows: usize,
     /// Matrices of one K, each with its own result; which of them are multiplied together shows in none.
@@ -55,7 +56,7 @@ impl Kernel for W12Matmul {
             }
             check_len(Self::NAME, "y", product.y.len(), args.num_rows * n)?;
         }
-        check_len(Self::NAME, "x", args.x.len(), args.num_rows * k)
+        args.x.check(Self::NAME, args.num_rows, k)
     }
 
     fn host(device: &HostDevice, args: W12MatmulArgs<'_>) {

@@ -4,7 +4,8 @@ use crate::device::Buffer;
 use crate::error::KernelError;
 use crate::kernels::Kernel;
 use crate::kernels::gate::{Gate, GateArgs, GateKind};
-use crate::kernels::rms_norm::{NormEpilogue, RmsNorm, RmsNormArgs};
+use crate::kernels::matmul_rows::MatmulInput;
+use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use crate::kernels::rope::{Rope, RopeArgs};
 use crate::kernels::tree_attention::{TreeAttention, TreeAttentionArgs};
 
@@ -26,7 +27,7 @@ pub(super) struct AttentionLayer<'a> {
     pub(super) post_norm: Option<PostNorm<'a>>,
 }
 
-/// Adds the sublayer's output for `workspace.normed` to `workspace.residual`; keys and values stay in `tail`.
+/// Adds the sublayer's output for `workspace.rows` to `workspace.residual`; keys and values stay in `tail`.
 pub(super) fn forward(
     context: &LayerContext<'_>,
     layer: AttentionLayer<'_>,
@@ -71,14 +72,7 @@ pub(super) fn forward(
             out: &mut workspace.mixed,
         },
     )?;
-    gate_outputs(context, layer, workspace)?;
-    context.add_to_residual(
-        &layer.weights.o_proj,
-        &workspace.mixed,
-        layer.post_norm,
-        &mut workspace.sublayer,
-        &mut workspace.residual,
-    )
+    finish(context, layer, workspace)
 }
 
 /// Queries to `workspace.q`, keys and values to `tail`, all of them normalised as the layer wants, none rotated; gates of
@@ -91,7 +85,7 @@ fn project(
 ) -> Result<(), KernelError> {
     let (config, weights) = (layer.config, layer.weights);
     let Workspace {
-        normed,
+        rows,
         q,
         q_projected,
         k_projected,
@@ -117,7 +111,7 @@ fn project(
     if let Some(gate_proj) = &weights.output_gate_proj {
         products.push((gate_proj, gates));
     }
-    context.multiply_together(normed, products)?;
+    context.multiply_together(&*rows, products)?;
 
     let (head_dim, num_kv_heads) = (config.head_dim, config.num_kv_heads);
     let heads_norm = |x: &Buffer<f32>, parts, num_heads, weight, y: &mut Buffer<f32>| {
@@ -131,8 +125,7 @@ fn project(
                 width: head_dim,
                 weight,
                 eps: context.config.rms_norm_eps,
-                epilogue: NormEpilogue::Store,
-                y,
+                y: y.into(),
             },
         )
     };
@@ -155,28 +148,45 @@ fn project(
     Ok(())
 }
 
-/// Multiplies the heads' outputs by their gates, where there are any.
-fn gate_outputs(
+/// Multiplies the heads' outputs by their gates, where there are any, and adds their projection to the residual stream.
+fn finish(
     context: &LayerContext<'_>,
     layer: AttentionLayer<'_>,
     workspace: &mut Workspace,
 ) -> Result<(), KernelError> {
     let config = layer.config;
-    let (x, parts) = match config.output_gate {
-        OutputGate::None => return Ok(()),
-        OutputGate::InQueryProjection => (&workspace.q_projected, 2),
-        OutputGate::OwnProjection => (&workspace.gates, 1),
+    let Workspace {
+        mixed,
+        gates,
+        q_projected,
+        rows,
+        sublayer,
+        residual,
+        ..
+    } = workspace;
+    let gates = match config.output_gate {
+        OutputGate::None => None,
+        OutputGate::InQueryProjection => Some((&*q_projected, 2)),
+        OutputGate::OwnProjection => Some((&*gates, 1)),
     };
-    Gate::run(
-        context.device,
-        GateArgs {
-            kind: GateKind::SigmoidMultiply,
-            x,
-            x_offset: (parts - 1) * config.head_dim,
-            x_stride: parts * config.head_dim,
-            num_vectors: context.num_rows * config.num_heads,
-            width: config.head_dim,
-            y: &mut workspace.mixed,
-        },
-    )
+    let outputs = match gates {
+        None => MatmulInput::from(&*mixed),
+        Some((x, parts)) => {
+            let args = GateArgs {
+                kind: GateKind::SigmoidMultiply,
+                x,
+                x_offset: (parts - 1) * config.head_dim,
+                x_stride: parts * config.head_dim,
+                num_vectors: context.num_rows * config.num_heads,
+                width: config.head_dim,
+                values: mixed,
+                per_row: config.num_heads,
+                y: (&mut *rows).into(),
+            };
+            Gate::run(context.device, args)?;
+            MatmulInput::from(&*rows)
+        }
+    };
+    let o_proj = &layer.weights.o_proj;
+    context.add_to_residual(o_proj, outputs, layer.post_norm, sublayer, residual)
 }

@@ -12,9 +12,10 @@ use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Epilogue, Product};
 use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
 use crate::kernels::lm_head_screen::{HeadScores, ScreenedHead};
+use crate::kernels::matmul_rows::MatmulInput;
 use crate::kernels::paths::{LaunchKey, RowPaths};
 use crate::kernels::placed_rows::PlacedRows;
-use crate::kernels::rms_norm::{NormEpilogue, RmsNorm, RmsNormArgs};
+use crate::kernels::rms_norm::{NormOutput, RmsNorm, RmsNormArgs};
 use crate::kernels::sample_rows::RowSampler;
 use crate::kernels::tree_attention;
 use crate::kernels::w12_matmul::WeightView;
@@ -66,13 +67,17 @@ pub struct Decoder {
     /// One per layer, where it rotates.
     inverse_frequencies: Vec<Option<Buffer<f32>>>,
     tap_layers: Vec<usize>,
+    keeps_taps: bool,
     token_ids: Staged<u32>,
     workspace: Workspace,
     stock: Option<StockWorkspace>,
     tail: PassTail,
     head: Head,
-    graphs: Graphs<(WeightView, LaunchKey, Option<u64>)>,
+    graphs: Graphs<PassKey>,
 }
+
+/// What the launches of a pass follow from: view, rows, address of the token ids, whether taps are kept.
+type PassKey = (WeightView, LaunchKey, Option<u64>, bool);
 
 impl Decoder {
     /// A decoder for passes of up to `max_rows` rows that keeps the residual stream after each of `tap_layers` for a
@@ -107,6 +112,7 @@ impl Decoder {
             },
             tail: PassTail::new(&config, max_rows, device)?,
             tap_layers: tap_layers.to_vec(),
+            keeps_taps: true,
             token_ids: Staged::with_capacity(device, max_rows)?,
             head: Head::new(device, &weights, head, config.logit_shape, max_rows)?,
             graphs: Graphs::default(),
@@ -150,7 +156,12 @@ impl Decoder {
         &self.weights
     }
 
-    /// Residual stream after each tapped layer, `[rows, H]` each, of the last forward.
+    /// Whether forwards keep taps, as they do at first: plain decoding on an engine with a drafter reads none.
+    pub fn keep_taps(&mut self, keeps_taps: bool) {
+        self.keeps_taps = keeps_taps;
+    }
+
+    /// Residual stream after each tapped layer, `[rows, H]` each, of the last forward that kept taps.
     pub fn taps(&self) -> &[Buffer<f32>] {
         &self.workspace.taps
     }
@@ -180,7 +191,8 @@ impl Decoder {
             // Values are read on the way.
             return self.run_layers(context, probe);
         }
-        let key = (view, paths.launch_key(), self.token_ids.cuda_address());
+        let token_ids = self.token_ids.cuda_address();
+        let key = (view, paths.launch_key(), token_ids, self.keeps_taps);
         let mut graphs = std::mem::take(&mut self.graphs);
         let outcome = graphs.run(device, key, || self.run_layers(context, None));
         self.graphs = graphs;
@@ -226,7 +238,7 @@ impl Decoder {
                 }
             }
             for (tap, buffer) in self.tap_layers.iter().zip(&mut self.workspace.taps) {
-                if *tap == layer {
+                if self.keeps_taps && *tap == layer {
                     buffer.copy_from(&self.workspace.residual, num_rows * width)?;
                 }
             }
@@ -251,7 +263,8 @@ impl Decoder {
     fn embed(&mut self, device: &Device, num_rows: usize) -> Result<(), KernelError> {
         let workspace = &mut self.workspace;
         let embedded = match self.config.embedding_norm {
-            true => &mut workspace.normed,
+            // Free until the pass ends.
+            true => &mut workspace.hidden,
             false => &mut workspace.residual,
         };
         EmbedRows::run(
@@ -269,15 +282,14 @@ impl Decoder {
         RmsNorm::run(
             device,
             RmsNormArgs {
-                x: &workspace.normed,
+                x: &workspace.hidden,
                 x_offset: 0,
                 x_stride: self.config.hidden_size,
                 num_vectors: num_rows,
                 width: self.config.hidden_size,
                 weight: None,
                 eps: self.config.rms_norm_eps,
-                epilogue: NormEpilogue::Store,
-                y: &mut workspace.residual,
+                y: (&mut workspace.residual).into(),
             },
         )
     }
@@ -400,10 +412,10 @@ pub(super) struct PostNorm<'a> {
 
 impl LayerContext<'_> {
     /// `y = x Wᵀ` or `y += x Wᵀ` for all rows.
-    pub(super) fn multiply(
+    pub(super) fn multiply<'a>(
         &self,
         weight: &Linear,
-        x: &Buffer<f32>,
+        x: impl Into<MatmulInput<'a>>,
         y: &mut Buffer<f32>,
         epilogue: Epilogue,
     ) -> Result<(), KernelError> {
@@ -413,7 +425,7 @@ impl LayerContext<'_> {
     /// `y = x Wᵀ` of several matrices of one K, for all rows.
     pub(super) fn multiply_together<'a>(
         &self,
-        x: &'a Buffer<f32>,
+        x: impl Into<MatmulInput<'a>>,
         products: impl IntoIterator<Item = (&'a Linear, &'a mut Buffer<f32>)>,
     ) -> Result<(), KernelError> {
         let products = products
@@ -424,10 +436,10 @@ impl LayerContext<'_> {
     }
 
     /// Ends a sublayer: adds `x Wᵀ`, through `post_norm` where there is one, to `residual`. `sublayer` is scratch.
-    pub(super) fn add_to_residual(
+    pub(super) fn add_to_residual<'a>(
         &self,
         weight: &Linear,
-        x: &Buffer<f32>,
+        x: impl Into<MatmulInput<'a>>,
         post_norm: Option<PostNorm<'_>>,
         sublayer: &mut Buffer<f32>,
         residual: &mut Buffer<f32>,
@@ -451,8 +463,10 @@ impl LayerContext<'_> {
                 width: self.config.hidden_size,
                 weight: Some(norm),
                 eps,
-                epilogue: NormEpilogue::AddToOutput { factor },
-                y: residual,
+                y: NormOutput::AddTo {
+                    y: residual,
+                    factor,
+                },
             },
         )
     }
@@ -479,7 +493,7 @@ impl LayerContext<'_> {
         self.norm(
             &workspace.residual,
             &weights.input_norm,
-            &mut workspace.normed,
+            &mut workspace.rows,
         )?;
         match (&weights.mixer, &self.config.layers[layer], tail) {
             (
@@ -501,33 +515,29 @@ impl LayerContext<'_> {
             }
             _ => unreachable!("tails are built from the config that the weights were loaded by"),
         }
-        self.norm(
-            &workspace.residual,
-            &weights.mlp_norm,
-            &mut workspace.normed,
-        )?;
+        self.norm(&workspace.residual, &weights.mlp_norm, &mut workspace.rows)?;
         weights.mlp.activate(
             self.view,
             self.device,
-            &workspace.normed,
+            &mut workspace.rows,
             self.num_rows,
             &mut workspace.gate,
             &mut workspace.up,
         )?;
         self.add_to_residual(
             &weights.mlp.down_proj,
-            &workspace.up,
+            &workspace.rows,
             behind_mlp,
             &mut workspace.sublayer,
             &mut workspace.residual,
         )
     }
 
-    fn norm(
+    fn norm<'a>(
         &self,
-        x: &Buffer<f32>,
-        weight: &Buffer<f32>,
-        y: &mut Buffer<f32>,
+        x: &'a Buffer<f32>,
+        weight: &'a Buffer<f32>,
+        y: impl Into<NormOutput<'a>>,
     ) -> Result<(), KernelError> {
         RmsNorm::run(
             self.device,
@@ -539,8 +549,7 @@ impl LayerContext<'_> {
                 width: self.config.hidden_size,
                 weight: Some(weight),
                 eps: self.config.rms_norm_eps,
-                epilogue: NormEpilogue::Store,
-                y,
+                y: y.into(),
             },
         )
     }

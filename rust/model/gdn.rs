@@ -9,7 +9,7 @@ use super::tail::GatedDeltaTail;
 use super::weights::GatedDeltaWeights;
 use super::workspace::Workspace;
 
-/// Adds the sublayer's output for `workspace.normed` to `workspace.residual`; log entries and convolution inputs stay
+/// Adds the sublayer's output for `workspace.rows` to `workspace.residual`; log entries and convolution inputs stay
 /// in `tail`.
 pub(super) fn forward(
     context: &LayerContext<'_>,
@@ -26,7 +26,7 @@ pub(super) fn forward(
         (&weights.in_proj_a, &mut workspace.a),
         (&weights.in_proj_b, &mut workspace.b),
     ];
-    context.multiply_together(&workspace.normed, products)?;
+    context.multiply_together(&workspace.rows, products)?;
     let gdn = context.caches.gdn();
     GdnWy::run(
         device,
@@ -46,12 +46,12 @@ pub(super) fn forward(
             paths: context.paths,
             cache: gdn.layer(context.caches.gdn_index(layer)),
             tail: &mut tail.log,
-            y: &mut workspace.mixed,
+            y: (&mut workspace.rows).into(),
         },
     )?;
     context.add_to_residual(
         &weights.out_proj,
-        &workspace.mixed,
+        &workspace.rows,
         post_norm,
         &mut workspace.sublayer,
         &mut workspace.residual,

@@ -19,7 +19,7 @@ use crate::kernels::gdn_recurrent::{
     ChainArgs, GdnRecurrent, GdnRecurrentArgs, GdnRecurrentWeights, projected_len,
 };
 use crate::kernels::gdn_wy::GdnShape;
-use crate::kernels::rms_norm::{NormEpilogue, RmsNorm, RmsNormArgs};
+use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use crate::kernels::rope::{Rope, RopeArgs};
 use crate::kernels::round_rows::{GatedBy, Norm, RoundRows, RoundRowsArgs, RowSource, Vectors};
 use crate::kernels::stock_matmul::{self, StockMatrix};
@@ -378,8 +378,7 @@ impl StockPass<'_> {
                     width: head_dim,
                     weight: weight.as_ref(),
                     eps: config.rms_norm_eps,
-                    epilogue: NormEpilogue::Store,
-                    y,
+                    y: y.into(),
                 };
                 RmsNorm::run(device, args)?;
             }

@@ -116,8 +116,8 @@ pub struct GatedDeltaWeights {
 }
 
 impl DecoderWeights {
-    /// Reads all weights of `config` from `source` to `device`, the linear layers in `format` and, when `with_q_views`, so that Q
-    /// passes can run; many layers at once. Embedding and LM head are held as BF16.
+    /// Reads all weights of `config` from `source` to `device`, the linear layers in `format` and, when `with_q_views`,
+    /// so that Q passes can run; many layers at once. Embedding and LM head are held as BF16.
     ///
     /// # Errors
     /// [`CheckpointError`] when a tensor is missing, extra, damaged, or of another shape or dtype;
@@ -190,7 +190,7 @@ impl DecoderWeights {
             None => Bf16Matmul::run(
                 device,
                 Bf16MatmulArgs {
-                    x: hidden,
+                    x: hidden.into(),
                     num_rows,
                     products: vec![Product {
                         weight: &self.embed,
@@ -459,7 +459,7 @@ impl Loader<'_> {
     fn matrix(&self, role: Role, layer: usize) -> Result<PackedBf16> {
         let shape = role.shape(self.config, layer);
         self.tensors
-            .matrix_bf16(&self.name(role, layer), [shape[0], shape[1]])
+            .token_rows_bf16(&self.name(role, layer), [shape[0], shape[1]])
     }
 
     fn vector(&self, role: Role, layer: usize) -> Result<Buffer<f32>> {

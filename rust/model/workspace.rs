@@ -2,11 +2,13 @@
 
 use super::config::{AttentionConfig, GdnConfig, ModelConfig, OutputGate, ValueSource};
 use crate::device::Buffer;
+use crate::kernels::matmul_rows::MatmulRows;
 
 /// Activations of one pass. `B` is a buffer; planning memory puts a number in its place.
 pub(super) struct Workspace<B = Buffer<f32>> {
     pub(super) residual: B,
-    pub(super) normed: B,
+    /// Activations of the next matmul.
+    pub(super) rows: MatmulRows<B>,
     pub(super) q_projected: B,
     pub(super) k_projected: B,
     pub(super) v_projected: B,
@@ -35,9 +37,11 @@ impl<B> Workspace<B> {
         let gdn_width = |f: fn(&GdnConfig) -> usize| config.gdn.as_ref().map_or(0, f);
         let value_width = gdn_width(|g| g.num_value_heads * g.value_dim);
         let value_heads = gdn_width(|g| g.num_value_heads);
+        let widest_row = config.hidden_size.max(config.intermediate_size);
+        let widest_row = widest_row.max(q_width).max(value_width);
         Ok(Self {
             residual: alloc(config.hidden_size)?,
-            normed: alloc(config.hidden_size)?,
+            rows: MatmulRows::with(widest_row, &mut alloc)?,
             q_projected: alloc(config.widest_attention(AttentionConfig::q_proj_rows))?,
             k_projected: alloc(config.widest_attention(AttentionConfig::kv_dim))?,
             v_projected: alloc(config.widest_attention(|a| match a.values {

@@ -96,7 +96,7 @@ impl Engine {
                 device: engine.device().name(),
                 gpu: match engine.device() {
                     Device::Host(_) => None,
-                    Device::Cuda(cuda) => Some(cuda.gpu_name()?),
+                    Device::Cuda(cuda) => Some((cuda.gpu_name()?, cuda.gpu_uuid()?)),
                 },
                 num_parameters: weights.num_parameters(),
                 weight_bytes: weights.num_bytes(),
@@ -332,7 +332,8 @@ struct Description {
     eos_token_ids: Vec<u32>,
     suppress_tokens: Vec<u32>,
     device: String,
-    gpu: Option<String>,
+    /// Name and identity.
+    gpu: Option<(String, String)>,
     num_parameters: usize,
     weight_bytes: usize,
     q_view_bytes: usize,
@@ -378,7 +379,9 @@ impl Description {
         dict.set_item("suppress_tokens", self.suppress_tokens)?;
         dict.set_item("dtype", ACTIVATION_DTYPE)?;
         dict.set_item("device", self.device)?;
-        dict.set_item("gpu", self.gpu)?;
+        let (gpu, gpu_uuid) = self.gpu.unzip();
+        dict.set_item("gpu", gpu)?;
+        dict.set_item("gpu_uuid", gpu_uuid)?;
         dict.set_item(
             "isa",
             format!("{:?}", crate::kernels::simd::isa()).to_lowercase(),

@@ -1,8 +1,8 @@
 //! Which token follows each row of a pass: the LM head for the rows that need one, each as its request decodes.
 //!
-//! In: rows with their positions and requests. Out: choices by row of the pass. Exact and Q passes choose here alike, so
-//! that a Q pass marks what the exact one would choose by the same noise; only a Q pass may go by estimates. Greedy rows whose logits nobody wants may be
-//! screened; recorded and sampled rows go through all logits.
+//! In: rows with their positions and requests. Out: choices by row of the pass. Exact and Q passes choose here alike,
+//! so that a Q pass marks what the exact one would choose by the same noise; only a Q pass may go by estimates. Greedy
+//! rows whose logits nobody wants may be screened; recorded and sampled rows go through all logits.
 
 use crate::device::Device;
 use crate::error::Result;

@@ -15,7 +15,8 @@ const MAX_SPLITS: usize = 4;
 /// Forwards of one size: the first sees the launches, the second captures them.
 const NUM_FORWARDS: usize = 2;
 
-/// Runs the target over chains for one request (a stock engine takes nothing else), as many as `plan` may verify.
+/// Runs the target over chains for one request (a stock engine takes nothing else), as many as `plan` may verify, and
+/// a stock engine's LM head over as many rows.
 ///
 /// # Errors
 /// Whatever a kernel refuses.
@@ -43,6 +44,14 @@ pub fn rehearse_forwards(
             }
         }
         num_rows = row_bucket(num_rows + 1);
+    }
+    if pair.target.weights().stock.is_some() {
+        // Its head goes by the exact number of rows, of which the last step of a request may have fewer than others,
+        // and each is tuned when it is first seen.
+        for num_rows in 1..=most_rows as u32 {
+            let rows: Vec<u32> = (0..num_rows).collect();
+            pair.target.logits(&pair.device, &rows)?;
+        }
     }
     Ok(())
 }

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::safetensors::MmapedSafetensors;
 use half::bf16;
+use half::slice::HalfFloatSliceExt;
 
 use super::edit_distance::nearest;
 use super::w12::W12Matrix;
@@ -309,6 +310,43 @@ impl Checkpoint {
         Ok(values)
     }
 
+    /// Refuses values of tensor `name` that are no numbers.
+    ///
+    /// # Errors
+    /// [`CheckpointError::NotFinite`] with the first of them.
+    pub(super) fn check_finite(&self, name: &str, values: &[f32]) -> Result<()> {
+        match values.iter().position(|value| !value.is_finite()) {
+            Some(index) => Err(self.not_finite(name, index, values[index])),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses weights of matrix `name` that are no numbers.
+    ///
+    /// # Errors
+    /// [`CheckpointError::NotFinite`] with the first of them.
+    pub(super) fn check_finite_bf16(&self, name: &str, weights: &[bf16]) -> Result<()> {
+        const EXPONENT: u16 = 0x7F80;
+        let bits: &[u16] = weights.reinterpret_cast();
+        // A fold of each piece is done many at a time, as a search that may end anywhere is not.
+        let largest = |piece: &[u16]| piece.iter().fold(0, |most, w| (w & EXPONENT).max(most));
+        if !bits.chunks(4096).any(|piece| largest(piece) == EXPONENT) {
+            return Ok(());
+        }
+        let index = bits.iter().position(|w| w & EXPONENT == EXPONENT);
+        let index = index.expect("a piece holds one");
+        Err(self.not_finite(name, index, weights[index].to_f32()))
+    }
+
+    fn not_finite(&self, name: &str, index: usize, got: f32) -> CheckpointError {
+        CheckpointError::NotFinite {
+            file: self.shards[self.tensors[name].shard].file.clone(),
+            tensor: name.to_owned(),
+            index,
+            got,
+        }
+    }
+
     /// Counts tensor `name`, if there, as used without reading it: its values can be had elsewhere.
     pub fn skip(&self, name: &str) {
         if let Some(entry) = self.tensors.get(name) {
@@ -360,15 +398,21 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Ends loading: everything must have been read, or start with one of `ignored_prefixes` (parts of the checkpoint
-    /// that belong to another model, such as a vision tower).
+    /// Ends loading: everything must have been read, or be one of `ignored`: the name of a tensor or, with a dot at its
+    /// end, what names begin with (parts of the checkpoint that belong to another model, such as a vision tower).
     ///
     /// # Errors
     /// [`CheckpointError::UnusedTensors`] listing the rest.
-    pub fn finish(&self, ignored_prefixes: &[&str]) -> Result<()> {
+    pub fn finish(&self, ignored: &[&str]) -> Result<()> {
+        let is_ignored = |name: &str| {
+            ignored.iter().any(|&item| match item.ends_with('.') {
+                true => name.starts_with(item),
+                false => name == item,
+            })
+        };
         let mut unused = Vec::new();
         for (name, entry) in &self.tensors {
-            if ignored_prefixes.iter().any(|p| name.starts_with(p)) {
+            if is_ignored(name) {
                 self.mark_used(entry);
             } else if !entry.used.load(Ordering::Relaxed) {
                 unused.push(name.clone());

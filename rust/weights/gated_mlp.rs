@@ -6,6 +6,7 @@ use crate::error::KernelError;
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Epilogue, Product};
 use crate::kernels::gate::{Gate, GateArgs, GateKind};
+use crate::kernels::matmul_rows::MatmulRows;
 use crate::kernels::w12_matmul::WeightView;
 
 /// The matrices of one MLP.
@@ -27,8 +28,8 @@ impl GatedMlp {
         [&self.gate_proj, &self.up_proj, &self.down_proj]
     }
 
-    /// What `down_proj` takes, for the first `num_rows` rows of `x`: `up` becomes `f(gate(x)) * up(x)`, through `view` of
-    /// both matrices. `gate` and `up` are `[_, intermediate_size]`.
+    /// Turns the first `num_rows` rows `x` of `rows` into what `down_proj` takes: `f(gate(x)) * up(x)`, through `view` of
+    /// both matrices. `gate` and `up` `[_, intermediate_size]` are scratch.
     ///
     /// # Errors
     /// [`KernelError`] when a buffer is too short or on another device.
@@ -36,7 +37,7 @@ impl GatedMlp {
         &self,
         view: WeightView,
         device: &Device,
-        x: &Buffer<f32>,
+        rows: &mut MatmulRows,
         num_rows: usize,
         gate: &mut Buffer<f32>,
         up: &mut Buffer<f32>,
@@ -51,7 +52,7 @@ impl GatedMlp {
                 y: &mut *up,
             },
         ];
-        multiply_together(view, device, x, num_rows, products, Epilogue::Store)?;
+        multiply_together(view, device, &*rows, num_rows, products, Epilogue::Store)?;
         let width = self.gate_proj.out_features();
         Gate::run(
             device,
@@ -62,7 +63,9 @@ impl GatedMlp {
                 x_stride: width,
                 num_vectors: num_rows,
                 width,
-                y: up,
+                values: up,
+                per_row: 1,
+                y: rows.into(),
             },
         )
     }

@@ -9,6 +9,7 @@ use crate::error::KernelError;
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16, Product};
 use crate::kernels::fp8_matmul::{Activations, Fp8Matmul, Fp8MatmulArgs, PackedFp8};
+use crate::kernels::matmul_rows::MatmulInput;
 use crate::kernels::w12_matmul::{PackedW12, W12Matmul, W12MatmulArgs, WeightView};
 
 /// A weight matrix `[out_features, in_features]`.
@@ -53,11 +54,12 @@ enum InView<'a> {
 pub fn multiply_together<'a>(
     view: WeightView,
     device: &Device,
-    x: &'a Buffer<f32>,
+    x: impl Into<MatmulInput<'a>>,
     num_rows: usize,
     products: impl IntoIterator<Item = Product<'a, Linear>>,
     epilogue: Epilogue,
 ) -> Result<(), KernelError> {
+    let x = x.into();
     let (mut bf16, mut w12) = (Vec::new(), Vec::new());
     let (mut fp8, mut fp8_quantised) = (Vec::new(), Vec::new());
     for Product { weight, y } in products {
@@ -112,10 +114,10 @@ impl Linear {
     ///
     /// # Errors
     /// [`KernelError`] when a buffer is too short.
-    pub fn forward(
+    pub fn forward<'a>(
         &self,
         device: &Device,
-        x: &Buffer<f32>,
+        x: impl Into<MatmulInput<'a>>,
         num_rows: usize,
         y: &mut Buffer<f32>,
         epilogue: Epilogue,
@@ -127,17 +129,17 @@ impl Linear {
     ///
     /// # Errors
     /// [`KernelError`] when a buffer is too short.
-    pub fn forward_through(
+    pub fn forward_through<'a>(
         &self,
         view: WeightView,
         device: &Device,
-        x: &Buffer<f32>,
+        x: impl Into<MatmulInput<'a>>,
         num_rows: usize,
         y: &mut Buffer<f32>,
         epilogue: Epilogue,
     ) -> Result<(), KernelError> {
         let product = Product { weight: self, y };
-        multiply_together(view, device, x, num_rows, [product], epilogue)
+        multiply_together(view, device, x.into(), num_rows, [product], epilogue)
     }
 
     /// The packed BF16 weights, where that is the format.

@@ -1,7 +1,9 @@
 //! Tensors of a checkpoint, or planted ones, in the memory of a device.
 //!
-//! In: an opened [`Checkpoint`] or [`PlantedWeights`], and a [`Device`]. Out: matrices in the layout that the device's kernels read, and fp32
-//! vectors. For a GPU a checkpoint's are laid out on the host, one at a time on a thread, and copied; no copy stays behind.
+//! In: an opened [`Checkpoint`] or [`PlantedWeights`], and a [`Device`]. Out: matrices in the layout that the device's
+//! kernels read, and fp32 vectors. For a GPU a checkpoint's are laid out on the host, one at a time on a thread, and
+//! copied; no copy stays behind. NaN and infinity are refused where every forward would read them. In a matrix with a row
+//! for each token they harm the requests that meet this token, which end with an error, and no others.
 
 use half::bf16;
 
@@ -57,9 +59,9 @@ impl<'a> WeightSource<'a> {
     ///
     /// # Errors
     /// [`CheckpointError::UnusedTensors`].
-    pub fn finish(self, ignored_prefixes: &[&str]) -> Result<(), CheckpointError> {
+    pub fn finish(self, ignored: &[&str]) -> Result<(), CheckpointError> {
         let checkpoint = self.checkpoint();
-        checkpoint.map_or(Ok(()), |c| c.finish(ignored_prefixes))
+        checkpoint.map_or(Ok(()), |c| c.finish(ignored))
     }
 
     /// What has been proved so far; of planted weights nothing is.
@@ -71,10 +73,14 @@ impl<'a> WeightSource<'a> {
     /// Reads tensor `name` of any rank, row-major, widened to fp32.
     ///
     /// # Errors
-    /// As for [`Checkpoint::tensor_f32`].
+    /// As for [`Checkpoint::tensor_f32`]; [`CheckpointError::NotFinite`].
     pub fn tensor_f32(self, name: &str, shape: &[usize]) -> Result<Vec<f32>, CheckpointError> {
         match self {
-            Self::Checkpoint(checkpoint) => checkpoint.tensor_f32(name, shape),
+            Self::Checkpoint(checkpoint) => {
+                let values = checkpoint.tensor_f32(name, shape)?;
+                checkpoint.check_finite(name, &values)?;
+                Ok(values)
+            }
             Self::Planted(weights) => Ok(weights.values(name, shape.iter().product())),
         }
     }
@@ -101,8 +107,8 @@ impl<'a> WeightLoader<'a> {
     /// Reads matrix `name` of `[out_features, in_features]` and holds it in `format`, if it allows.
     ///
     /// # Errors
-    /// [`CheckpointError`](crate::error::CheckpointError) when the tensor is missing, damaged, or has another shape or
-    /// dtype; [`DeviceError`](crate::error::DeviceError) when the device has no room.
+    /// [`CheckpointError`](crate::error::CheckpointError) when the tensor is missing, damaged, holds NaN or infinity, or
+    /// has another shape or dtype; [`DeviceError`](crate::error::DeviceError) when the device has no room.
     pub fn linear(&self, name: &str, shape: [usize; 2], format: WeightFormat) -> Result<Linear> {
         let checkpoint = match self.source {
             WeightSource::Checkpoint(checkpoint) => checkpoint,
@@ -111,7 +117,10 @@ impl<'a> WeightLoader<'a> {
             }
         };
         Ok(match checkpoint.matrix(name, shape, format)? {
-            Matrix::Bf16(weights) => Linear::Bf16(self.pack(&weights, shape)?),
+            Matrix::Bf16(weights) => {
+                checkpoint.check_finite_bf16(name, &weights)?;
+                Linear::Bf16(self.pack(&weights, shape)?)
+            }
             Matrix::W12(weights) => Linear::W12(weights.pack_on(self.device)?),
             Matrix::Fp8(weights) => self.fp8(&weights, shape, format)?,
         })
@@ -139,6 +148,7 @@ impl<'a> WeightLoader<'a> {
             Matrix::Fp8(weights) => return self.fp8(&weights, shape, format),
             Matrix::Bf16(weights) => weights,
         };
+        checkpoint.check_finite_bf16(name, &weights)?;
         let exact = self.pack(&weights, shape)?;
         Ok(match encode(&weights, shape[0], shape[1]) {
             Encoding::W12(encoded) => Linear::Bf16WithQView {
@@ -149,11 +159,11 @@ impl<'a> WeightLoader<'a> {
         })
     }
 
-    /// Reads matrix `name` as BF16.
+    /// Reads matrix `name`, which has a row for each token, as BF16.
     ///
     /// # Errors
-    /// As for [`Self::linear`].
-    pub fn matrix_bf16(&self, name: &str, shape: [usize; 2]) -> Result<PackedBf16> {
+    /// As for [`Self::linear`], but any bits will do.
+    pub fn token_rows_bf16(&self, name: &str, shape: [usize; 2]) -> Result<PackedBf16> {
         match self.source {
             WeightSource::Checkpoint(_) => self.pack(&self.rows_bf16(name, shape)?, shape),
             WeightSource::Planted(weights) => weights.matrix_bf16(self.device, name, shape),
@@ -171,7 +181,7 @@ impl<'a> WeightLoader<'a> {
         widths: [usize; N],
     ) -> Result<[PackedBf16; N]> {
         let in_features = widths.iter().sum();
-        let weights = self.rows_bf16(name, [out_features, in_features])?;
+        let weights = self.finite_rows(name, [out_features, in_features])?;
         let mut first = 0;
         let mut parts = Vec::with_capacity(N);
         for width in widths {
@@ -220,7 +230,7 @@ impl<'a> WeightLoader<'a> {
                     weights.rows_into(self.device, name, shape, &mut rows, first)?;
                 }
                 WeightSource::Checkpoint(_) => {
-                    let part = self.device.buffer_of(&self.rows_bf16(name, shape)?)?;
+                    let part = self.device.buffer_of(&self.finite_rows(name, shape)?)?;
                     rows.copy_range(first, &part, 0..part.len())?;
                 }
             }
@@ -229,11 +239,16 @@ impl<'a> WeightLoader<'a> {
         Ok(rows)
     }
 
-    /// Reads matrix `name` as BF16, row-major, on the host.
-    ///
-    /// # Errors
-    /// As for [`Self::linear`].
-    pub fn rows_bf16(&self, name: &str, shape: [usize; 2]) -> Result<Vec<bf16>> {
+    fn finite_rows(&self, name: &str, shape: [usize; 2]) -> Result<Vec<bf16>> {
+        let weights = self.rows_bf16(name, shape)?;
+        if let WeightSource::Checkpoint(checkpoint) = self.source {
+            checkpoint.check_finite_bf16(name, &weights)?;
+        }
+        Ok(weights)
+    }
+
+    /// Reads matrix `name` as BF16, row-major, on the host, whatever its bits.
+    fn rows_bf16(&self, name: &str, shape: [usize; 2]) -> Result<Vec<bf16>> {
         let checkpoint = match self.source {
             WeightSource::Checkpoint(checkpoint) => checkpoint,
             WeightSource::Planted(weights) => return weights.rows(self.device, name, shape),

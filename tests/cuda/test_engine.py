@@ -293,9 +293,9 @@ def test_steps_are_replays_with_few_copies(q_passes: int, prompts: list[str], re
     assert a_step["uploads"] <= 8 * num_passes
 
 
-@pytest.mark.parametrize("drafter", ["dflash2", "eagle3"])
+@pytest.mark.parametrize("drafter", ["dflash", "dflash2", "dspark"])
 def test_drafts_made_ahead_are_those_made_in_turn(drafter: str, prompts: list[str]) -> None:
-    """One request's next draft starts with its commit, those of several are made when they are asked for."""
+    """One request's next block starts with its commit, those of several are made when they are asked for."""
     llm = demo({**DRAFTERS[drafter], "q_passes": 1, "tree_nodes": 16}, max_num_seqs=2)
     alone = [llm.generate([prompt], PARAMS, use_tqdm=False, record_rounds=True)[0] for prompt in prompts[:2]]
     together = llm.generate(prompts[:2], PARAMS, use_tqdm=False, record_rounds=True)
@@ -304,6 +304,36 @@ def test_drafts_made_ahead_are_those_made_in_turn(drafter: str, prompts: list[st
         assert len(rounds) == len(others) == one.metrics.num_target_passes
         for name in ("anchor_position", "draft_token_ids", "parents", "num_marked", "candidate_token_ids"):
             assert [getattr(r, name) for r in rounds] == [getattr(r, name) for r in others], name
+
+
+def test_an_engine_switches_while_its_launches_are_replayed(prompts: list[str], plain: list[Any]) -> None:
+    """Launches captured for one way to decode neither serve another nor are lost to it."""
+    config = {**DRAFTERS["dflash2"], "tree": "ddtree", "tree_nodes": 32, "q_passes": 1}
+    llm = demo(config, weight_format="w12", max_num_seqs=1, head="screened")
+    ways: list[tuple[dict[str, Any] | None, str]] = [
+        (None, "dense"),
+        ({"tree": "chain"}, "screened"),
+        ({"tree": "ddtree", "tree_nodes": 9}, "dense"),
+        (None, "screened"),
+        ({"q_passes": 1, "tree_nodes": 32}, "screened"),
+    ]
+    ids = [output.outputs[0].token_ids for output in plain[:3]]
+    lengths = []
+    for turn in range(3):
+        for config, head in ways:
+            llm.switch_speculation(config, head=head)
+            llm.set_stage_clock()
+            outputs = llm.generate(prompts[:3], PARAMS, use_tqdm=False)
+            assert [output.outputs[0].token_ids for output in outputs] == ids
+            lengths.append(mean_acceptance_length(outputs))
+            activity = llm.stage_times()["activity"]
+            assert activity["replays"] > 0
+            # What comes the third time was captured the second.
+            assert turn < 2 or activity["captures"] == 0
+    # Drafts go by the taps of a pass, which plain decoding leaves out.
+    assert lengths == lengths[: len(ways)] * 3
+    assert [length > 1 for length in lengths[: len(ways)]] == [config is not None for config, _ in ways]
+    assert_identical(llm.generate(prompts[:2], PARAMS, use_tqdm=False, record_logits=True), plain[:2])
 
 
 @pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="others take and give memory meanwhile")

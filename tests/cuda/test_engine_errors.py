@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 from specpilot_rs import LLM, DeviceError, OptionError, RequestError, SamplingParams
 from specpilot_rs.demo import TARGET_DIR
+from specpilot_rs.tokenizer import Tokenizer
 
 DEVICE = "cuda:0"
 PARAMS = SamplingParams(max_tokens=8)
+PROMPT = "1 + 1 ="
 
 
 def works() -> None:
-    [output] = LLM.demo(device=DEVICE, max_model_len=256).generate("1 + 1 =", PARAMS, use_tqdm=False)
+    [output] = LLM.demo(device=DEVICE, max_model_len=256).generate(PROMPT, PARAMS, use_tqdm=False)
     assert output.outputs[0].token_ids
 
 
@@ -77,15 +79,16 @@ def test_a_driver_without_gpus_is_an_error_at_once() -> None:
 
 
 def poisoned_target(directory: Path) -> Path:
-    """The demo target with NaN for a weight of a late layer."""
+    """The demo target with NaN in the embedding of the token that `PROMPT` begins with."""
     shutil.copytree(TARGET_DIR, directory)
     index = json.loads((directory / "model.safetensors.index.json").read_text())["weight_map"]
-    name = "model.layers.6.mlp.down_proj.weight"
+    name = "model.embed_tokens.weight"
     file = directory / index[name]
     data = bytearray(file.read_bytes())
     num_header = int.from_bytes(data[:8], "little")
-    first, _ = json.loads(data[8 : 8 + num_header])[name]["data_offsets"]
-    at = 8 + num_header + first
+    entry = json.loads(data[8 : 8 + num_header])[name]
+    token_id = Tokenizer(directory).encode(PROMPT)[0]
+    at = 8 + num_header + entry["data_offsets"][0] + 2 * token_id * entry["shape"][1]
     data[at : at + 2] = (0x7FC0).to_bytes(2, "little")
     file.write_bytes(data)
     return directory
@@ -98,5 +101,5 @@ def test_weights_that_are_no_numbers_end_the_request(tmp_path: Path, speculation
     )
     for _ in range(2):
         with pytest.raises(RequestError, match="should be a finite number, got NaN"):
-            llm.generate("1 + 1 =", PARAMS, use_tqdm=False)
+            llm.generate(PROMPT, PARAMS, use_tqdm=False)
     works()

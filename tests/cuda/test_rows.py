@@ -104,8 +104,8 @@ def test_gates(kind: str, width: int) -> None:
     want = sigmoid * y if kind == "sigmoid" else gate * sigmoid * y
     if kind == "gelu_tanh":
         want = gate / (1 + np.exp(np.minimum(-2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3), 700))) * y
-    # Where the sum of 1 and an exponential overflows, fp32 gives 0. An exponential is off by its argument's rounding, and
-    # that of a gelu is a sum itself.
+    # Where the sum of 1 and an exponential overflows, fp32 gives 0. An exponential is off by its argument's
+    # rounding, and that of a gelu is a sum itself.
     np.testing.assert_allclose(got, want, rtol=2e-5 if kind == "gelu_tanh" else 2e-6, atol=1e-37)
     for row in (0, 1, 32):
         alone = kernels.gate(kind, x[row], 3, width + 7, y[row : row + 1], **GPU)

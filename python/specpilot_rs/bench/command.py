@@ -157,12 +157,13 @@ def bench(
             kind: None if path is None else writable(path) for kind, path in (("json", output), ("png", plot))
         }
         _refuse_to_overwrite(prompts or [], timed_files)
+        _find(drafter or [], demo)
         settings_of_timing = TimingSettings(
             presets=presets,
             ladder=ladder,
             planted=planted,
             model=model,
-            drafter=drafter[0] if drafter else None,
+            drafter=_named(drafter[0]) if drafter else {},
             prompts=prompts or [],
             rounds=rounds,
             prompt_tokens=prompt_tokens,
@@ -244,6 +245,11 @@ def _has_files(drafter: str) -> bool:
     return drafter not in METHODS or os.path.isdir(drafter)
 
 
+def _named(drafter: str) -> dict[str, Any]:
+    """A drafter as keys of `SpeculativeConfig`."""
+    return {"model" if _has_files(drafter) else "method": drafter}
+
+
 def _find(drafters: Sequence[str], demo: bool) -> None:
     """Fails where a drafter is not to be had, which is better known before hours of decoding than after."""
     from specpilot_rs.hub import model_directory
@@ -274,11 +280,9 @@ def _configurations(
 
     configurations = []
     for name, drafter in zip(_short_names(drafters), drafters, strict=True):
-        has_files = _has_files(drafter)
         for q_passes, tree_nodes, tree in shapes:
             speculation = SpeculativeConfig(
-                model=drafter if has_files else None,
-                method=None if has_files else drafter,
+                **_named(drafter),
                 tree=tree,
                 tree_nodes=tree_nodes,
                 q_passes=q_passes,

@@ -3,7 +3,7 @@
 In: a way to open engines, prompts, presets. Out: a `TimingRun`: per preset and round the seconds and tokens
 of a prompt, where the time of its steps went, and every token compared with plain decoding's. Round by round
 all presets decode the same prompt in turn, so that a slow moment hits them all; they are warm before the
-first. A run that is interrupted keeps the rounds that are complete.
+first. A run that is interrupted keeps the rounds that all presets have finished, and every wrong token.
 """
 
 from __future__ import annotations
@@ -42,12 +42,14 @@ class Sample:
     Attributes:
         num_tokens: Tokens after the first, which the prompt gave.
         num_passes: Exact passes.
+        num_rows: Rows that they verified, roots included.
         seconds: From the first token to the last.
         block: Which of the run's blocks it is of: presets of one block were timed in turn.
     """
 
     num_tokens: int
     num_passes: int
+    num_rows: int
     seconds: float
     block: int
 
@@ -109,8 +111,9 @@ class TimingRun:
         timings: One per preset.
         costs: Per engine the milliseconds of a pass by its rows.
         clocks: What the GPU said before each round.
+        num_whole_rounds: Rounds that every preset of their block has finished.
         is_complete: Whether all rounds are done.
-        facts: What the first engine said of itself.
+        facts: What the first engine said of itself, and the first with a drafter of that.
     """
 
     open_llm: Callable[[Preset, str, SpeculativeConfig | None], LLM]
@@ -124,6 +127,7 @@ class TimingRun:
     timings: list[PresetTiming] = field(init=False)
     costs: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     clocks: list[dict[str, float]] = field(default_factory=list)
+    num_whole_rounds: int = 0
     is_complete: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
     _llms: dict[tuple[str, str], LLM] = field(default_factory=dict)
@@ -148,14 +152,19 @@ class TimingRun:
             self.progress.note("warm-up, and all logits of a few rows")
             self._check_logits(timings)
             for number, prompt in enumerate(self.prompts):
-                if (clocks := gpu_clocks()) is not None:
-                    self.clocks.append(clocks)
+                clocks = gpu_clocks(self.facts["gpu_uuid"])
+                samples = []
                 for timing in timings:
                     # Nothing here keeps an engine that the next block closes.
                     [output] = self._generate(self._switch(timing), prompt)
                     timing.check(output.outputs[0].token_ids, self._plain[number])
-                    timing.samples.append(_sample(output, block))
+                    samples.append(_sample(output, block))
                     self.progress.advance(1)
+                for timing, sample in zip(timings, samples, strict=True):
+                    timing.samples.append(sample)
+                if clocks is not None:
+                    self.clocks.append(clocks)
+                self.num_whole_rounds += 1
                 self.progress.note(f"round {number + 1}: {_round_line(timings)}")
             self.progress.note("times of stages")
             for timing in timings:
@@ -165,6 +174,11 @@ class TimingRun:
             if self.verify_costs:
                 self._measure_costs(timings)
         self.is_complete = True
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds of all blocks."""
+        return len(self._blocks()) * len(self.prompts)
 
     @property
     def timed(self) -> list[PresetTiming]:
@@ -192,7 +206,10 @@ class TimingRun:
             self.progress.note(f"opening {sharing[0].kernels} kernels with {engine[1]} weights")
             llm = self.open_llm(sharing[0], opening_head(sharing), speculation)
             self._llms[engine] = llm
-            self.facts = self.facts or llm.describe()
+            plan = llm.describe()
+            self.facts = self.facts or plan
+            # An engine for plain decoding alone has none.
+            self.facts["drafter"] = self.facts["drafter"] or plan["drafter"]
             if not sharing[0].is_lossless:
                 self._write_stock_scripts(llm, sharing)
         if not self._plain:
@@ -315,7 +332,13 @@ def _sample(output: RequestOutput, block: int) -> Sample:
     metrics = output.metrics
     if metrics.num_target_passes == 0:
         raise option_error("a prompt leaves no room for a second token, so there is no decoding to time")
-    return Sample(metrics.num_output_tokens - 1, metrics.num_target_passes, metrics.decode_time_s, block)
+    return Sample(
+        num_tokens=metrics.num_output_tokens - 1,
+        num_passes=metrics.num_target_passes,
+        num_rows=metrics.num_target_passes + metrics.num_draft_tokens,
+        seconds=metrics.decode_time_s,
+        block=block,
+    )
 
 
 def _round_line(timings: Sequence[PresetTiming]) -> str:
@@ -323,12 +346,20 @@ def _round_line(timings: Sequence[PresetTiming]) -> str:
     return ", ".join(f"{name} {sample.num_tokens / sample.seconds:.1f} tokens/s" for name, sample in last)
 
 
-def gpu_clocks() -> dict[str, float] | None:
-    """Returns what nvidia-smi says of the first GPU now: MHz, watts, degrees; None where it says nothing."""
+def gpu_clocks(gpu_uuid: str | None) -> dict[str, float] | None:
+    """Returns what nvidia-smi says of a GPU now: MHz, watts, degrees.
+
+    Args:
+        gpu_uuid: Which GPU, as `LLM.describe` says; None on a CPU.
+
+    Returns:
+        Values by field; None on a CPU, and where nvidia-smi says nothing.
+    """
     program = shutil.which("nvidia-smi")
-    if program is None:
+    if program is None or gpu_uuid is None:
         return None
-    query = [program, f"--query-gpu={','.join(CLOCK_FIELDS)}", "--format=csv,noheader,nounits", "--id=0"]
+    query = [program, f"--query-gpu={','.join(CLOCK_FIELDS)}", "--format=csv,noheader,nounits"]
+    query.append(f"--id={gpu_uuid}")
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
         values = [float(item) for item in answer.strip().split(",")]

@@ -40,7 +40,7 @@ class TimingSettings:
         ladder: Whether to measure the ladder, too.
         planted: Name of a planted model.
         model: Directory or hub id of the target; None for the bundled pair or a planted model.
-        drafter: Directory or hub id of its drafter.
+        drafter: Its drafter, as `model` or `method`; empty for what comes with the target.
         prompts: Files of prompts; none for planted ones, or the demo's own.
         rounds: Rounds after the warm-up.
         prompt_tokens: Length of planted prompts.
@@ -56,7 +56,7 @@ class TimingSettings:
     ladder: bool
     planted: str | None
     model: str | None
-    drafter: str | None
+    drafter: Mapping[str, str]
     prompts: Sequence[Path]
     rounds: int
     prompt_tokens: int
@@ -111,6 +111,11 @@ def measure_presets(settings: TimingSettings, files: Mapping[str, Path | None], 
             stopped = error
     if run.timed:
         _publish(run, settings, files, as_json)
+    if stopped is not None:
+        typer.echo(
+            f"stopped after {run.num_whole_rounds} of {run.num_rounds} rounds; only these are reported",
+            err=True,
+        )
     is_wrong = False
     for timing in run.timings:
         if timing.preset.is_lossless and (timing.num_wrong_tokens or timing.num_wrong_logits):
@@ -129,8 +134,8 @@ def measure_presets(settings: TimingSettings, files: Mapping[str, Path | None], 
 def _drafter(settings: TimingSettings) -> dict[str, Any]:
     if settings.planted is not None:
         return {}
-    if settings.drafter is not None:
-        return {"model": settings.drafter}
+    if settings.drafter:
+        return dict(settings.drafter)
     return {"method": "dflash2"} if settings.model is None else {}
 
 

@@ -88,6 +88,7 @@ def _preset(timing: PresetTiming, random: np.random.Generator) -> dict[str, Any]
         "step_ms": _median(np.array([1e3 * item.seconds / item.num_passes for item in samples]), random),
         "tau": sum(item.num_tokens for item in samples) / num_passes,
         "num_passes": num_passes,
+        "rows_per_pass": sum(item.num_rows for item in samples) / num_passes,
         "stages_ms": _stages_ms(timing.stage_times),
         "activity_per_step": _activity(timing.stage_times),
         "is_lossless": preset.is_lossless,
@@ -182,7 +183,7 @@ def timing_lines(report: Mapping[str, Any]) -> Iterator[str]:
             f"{item['clocks.sm']:.0f}/{item['clocks.mem']:.0f} MHz, {item['power.draw']:.0f} W"
             for item in report["clocks"]
         )
-    else:
+    elif report["gpu"] is not None:
         yield "no GPU clocks: nvidia-smi says nothing here"
 
 

@@ -146,7 +146,7 @@ impl Model {
                 paths: &paths,
                 cache: cache.layer(layer),
                 tail: &mut tail,
-                y: &mut y,
+                y: (&mut y).into(),
             };
             GdnWy::run(&self.device, args).unwrap();
             for (row, outputs) in pass.outputs.iter_mut().enumerate() {

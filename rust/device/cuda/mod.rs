@@ -59,8 +59,6 @@ pub struct CudaDevice {
     scratch: Mutex<Vec<CudaSlice<u8>>>,
     /// See [`CudaDevice::grid_barrier`].
     grid_barrier: CudaSlice<u8>,
-    /// See [`CudaDevice::arrivals`].
-    arrivals: CudaSlice<u32>,
 }
 
 /// What kernels size themselves by.
@@ -115,9 +113,6 @@ impl CudaDevice {
             grid_barrier: stream
                 .alloc_zeros(GRID_BARRIER_BYTES)
                 .map_err(driver("allocating a barrier"))?,
-            arrivals: stream
-                .alloc_zeros(Self::NUM_ARRIVALS)
-                .map_err(driver("allocating counters"))?,
             context,
             stream,
         })
@@ -136,6 +131,22 @@ impl CudaDevice {
         self.context
             .name()
             .map_err(driver("reading the GPU's name"))
+    }
+
+    /// The GPU's identity as `nvidia-smi` takes it, `GPU-` and 32 digits in groups: an index counts other GPUs there
+    /// than here where some are hidden.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`].
+    pub fn gpu_uuid(&self) -> Result<String, DeviceError> {
+        let uuid = self.context.uuid();
+        let uuid = uuid.map_err(driver("reading the GPU's identity"))?;
+        let digits = format!(
+            "{:032x}",
+            u128::from_be_bytes(uuid.bytes.map(|byte| byte as u8))
+        );
+        let [a, b, c, d, e] = [0..8, 8..12, 12..16, 16..20, 20..32].map(|group| &digits[group]);
+        Ok(format!("GPU-{a}-{b}-{c}-{d}-{e}"))
     }
 
     /// What kernels are compiled for.
@@ -251,15 +262,6 @@ impl CudaDevice {
     /// The address of the barrier at which the blocks of one kernel meet; its counter is zero between kernels.
     pub fn grid_barrier(&self) -> u64 {
         self.grid_barrier.device_ptr(&self.stream).0
-    }
-
-    /// Counters at [`arrivals`](Self::arrivals).
-    pub const NUM_ARRIVALS: usize = 8192;
-
-    /// The address of counters by which blocks of one kernel say that they have left something; all are zero between
-    /// kernels.
-    pub fn arrivals(&self) -> u64 {
-        self.arrivals.device_ptr(&self.stream).0
     }
 
     /// The address of at least `num_bytes` of memory that any kernel of the stream may use until the next one starts,

@@ -9,8 +9,9 @@ use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Epilogue, PackedBf16};
 use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
+use crate::kernels::matmul_rows::MatmulRows;
 use crate::kernels::paths::RowPaths;
-use crate::kernels::rms_norm::{NormEpilogue, RmsNorm, RmsNormArgs};
+use crate::kernels::rms_norm::{NormOutput, RmsNorm, RmsNormArgs};
 use crate::kernels::rope::{Rope, RopeArgs};
 use crate::kernels::tree_attention::{TreeAttention, TreeAttentionArgs};
 use crate::kernels::w12_matmul::WeightView;
@@ -99,7 +100,8 @@ pub(super) struct Pass<B = Buffer<f32>> {
     q: B,
     attended: B,
     residual: B,
-    normed: B,
+    /// Activations of the MLP.
+    rows: MatmulRows<B>,
     gate: B,
     up: B,
     /// Final-norm outputs.
@@ -120,7 +122,7 @@ impl<B> Pass<B> {
             q: rows(config.q_dim())?,
             attended: rows(config.q_dim())?,
             residual: rows(hidden)?,
-            normed: rows(hidden)?,
+            rows: MatmulRows::with(hidden.max(config.intermediate_size), &mut rows)?,
             gate: rows(config.intermediate_size)?,
             up: rows(config.intermediate_size)?,
             hidden: rows(hidden)?,
@@ -204,12 +206,12 @@ impl Layer<'_> {
         self.rotate(&mut entry.k, config.num_kv_heads, &entry.lists.positions)
     }
 
-    fn norm(
+    fn norm<'a>(
         &self,
         x: &Buffer<f32>,
         weight: &Buffer<f32>,
         num_rows: usize,
-        y: &mut Buffer<f32>,
+        y: impl Into<NormOutput<'a>>,
     ) -> Result<()> {
         RmsNorm::run(
             self.device,
@@ -221,8 +223,7 @@ impl Layer<'_> {
                 width: self.config.hidden_size,
                 weight: Some(weight),
                 eps: self.config.rms_norm_eps,
-                epilogue: NormEpilogue::Store,
-                y,
+                y: y.into(),
             },
         )?;
         Ok(())
@@ -337,16 +338,16 @@ impl Pass {
             &self.residual,
             &weights.post_attention_norm,
             num_rows,
-            &mut self.normed,
+            &mut self.rows,
         )?;
-        let (x, gate, up) = (&self.normed, &mut self.gate, &mut self.up);
+        let (rows, gate, up) = (&mut self.rows, &mut self.gate, &mut self.up);
         weights
             .mlp
-            .activate(WeightView::Exact, device, x, num_rows, gate, up)?;
+            .activate(WeightView::Exact, device, rows, num_rows, gate, up)?;
         weights
             .mlp
             .down_proj
-            .forward(device, &self.up, num_rows, &mut self.residual, add)?;
+            .forward(device, &self.rows, num_rows, &mut self.residual, add)?;
         layer.norm(
             &self.residual,
             &weights.final_norm,

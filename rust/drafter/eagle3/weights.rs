@@ -80,7 +80,7 @@ impl Eagle3Weights {
             )?,
             embed: config
                 .has_embedding
-                .then(|| tensors.matrix_bf16("embed_tokens.weight", [vocab_size, hidden]))
+                .then(|| tensors.token_rows_bf16("embed_tokens.weight", [vocab_size, hidden]))
                 .transpose()?,
             verification: Verification::default(),
         };

@@ -20,7 +20,7 @@ use crate::drafter::{ContextRows, DraftAnchor, DraftRequest, Drafter, Standing};
 use crate::kernels::Kernel;
 use crate::kernels::paths::RowPaths;
 use crate::kernels::placed_rows::PlacedRows;
-use crate::kernels::rms_norm::{NormEpilogue, RmsNorm, RmsNormArgs};
+use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use crate::kernels::w12_matmul::WeightView;
 use crate::model::decoder::Decoder;
 use crate::model::head::HeadPath;
@@ -146,8 +146,7 @@ fn normed(taps: &[Buffer<f32>]) -> Vec<Buffer<f32>> {
             width: HIDDEN,
             weight: Some(&weights.final_norm),
             eps: config.rms_norm_eps,
-            epilogue: NormEpilogue::Store,
-            y: &mut y,
+            y: (&mut y).into(),
         };
         RmsNorm::run(device, args).unwrap();
         y

@@ -44,7 +44,7 @@ impl Problem {
         let weight = PackedBf16::pack(&self.weights, self.out_features, self.in_features);
         let x = &self.x[rows.start * self.in_features..rows.end * self.in_features];
         let args = Bf16MatmulArgs {
-            x: &Buffer::from_slice(x),
+            x: MatmulInput::Values(&Buffer::from_slice(x)),
             num_rows: rows.len(),
             products: vec![Product {
                 weight: &weight,
@@ -178,7 +178,7 @@ fn adding_to_the_output_rounds_once_more() {
     let mut y = Buffer::from_slice(&[0.3; 3 * 35]);
     let device = Device::host(Some(1)).expect("threads");
     let args = Bf16MatmulArgs {
-        x: &Buffer::from_slice(&problem.x),
+        x: MatmulInput::Values(&Buffer::from_slice(&problem.x)),
         num_rows: 3,
         products: vec![Product {
             weight: &weight,

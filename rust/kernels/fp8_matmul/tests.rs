@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::*;
-use crate::device::Device;
+use crate::device::{Buffer, Device};
 use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, PackedBf16};
 
 /// Words that look random.
@@ -51,7 +51,7 @@ impl Problem {
         let num_rows = x.len() / self.k;
         let mut y = Buffer::zeroed(num_rows * self.n);
         let args = Fp8MatmulArgs {
-            x: &Buffer::from_slice(x),
+            x: MatmulInput::Values(&Buffer::from_slice(x)),
             num_rows,
             products: vec![Product {
                 weight: &weight,
@@ -78,7 +78,7 @@ fn whole_activations_give_the_bits_of_bf16_matmul_on_dequantised_weights() {
             let weight = PackedBf16::pack(&weights, n, k);
             let mut y = Buffer::zeroed(num_rows * n);
             let args = Bf16MatmulArgs {
-                x: &Buffer::from_slice(&problem.x),
+                x: MatmulInput::Values(&Buffer::from_slice(&problem.x)),
                 num_rows,
                 products: vec![Product {
                     weight: &weight,
@@ -117,7 +117,7 @@ fn groups_that_reach_over_two_scales_are_refused() {
     let weight = PackedFp8::pack(&problem.codes, 16, 256, &problem.scales);
     let mut y = Buffer::zeroed(16);
     let args = Fp8MatmulArgs {
-        x: &Buffer::from_slice(&problem.x),
+        x: MatmulInput::Values(&Buffer::from_slice(&problem.x)),
         num_rows: 1,
         products: vec![Product {
             weight: &weight,

@@ -6,6 +6,7 @@ use super::{FOLD_INTERVAL, GdnWy, GdnWyArgs, MAX_ENTRIES};
 use crate::device::cuda::{CudaDevice, Shape};
 use crate::error::KernelError;
 use crate::kernels::launcher::Launcher;
+use crate::kernels::matmul_rows::CudaRows;
 use crate::kernels::paths::CudaPaths;
 use crate::kernels::{Kernel, check_size};
 
@@ -73,7 +74,8 @@ struct GdnWyParams {
     tail_k: u64,
     tail_d: u64,
     tail_g: u64,
-    y: u64,
+    y: CudaRows,
+    outputs: u64,
     squares: u64,
     shared: SharedLayout,
     num_key_heads: u32,
@@ -241,10 +243,11 @@ pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), Kerne
     let (layout, shared_bytes) = split.layout(tiles, num_states);
     launcher.check_shared_bytes("value_dim", shared_bytes + STATIC_SHARED_BYTES)?;
     let in_clusters = limits.has_clusters && split.num_slices > 1;
-    let squares = if in_clusters {
+    let outputs_bytes = num_rows * shape.values_len() * size_of::<f32>();
+    let outputs = if in_clusters {
         0
     } else {
-        launcher.scratch(num_rows * shape.values_len() / WARP_VALUES * size_of::<f32>())?
+        launcher.scratch(outputs_bytes + outputs_bytes / WARP_VALUES)?
     };
     let (weights, cache, tail) = (&args.weights, args.cache, &*args.tail);
     let params = GdnWyParams {
@@ -265,8 +268,9 @@ pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), Kerne
         tail_k: launcher.buffer("tail.k", &tail.k)?,
         tail_d: launcher.buffer("tail.d", &tail.d)?,
         tail_g: launcher.buffer("tail.g", &tail.g)?,
-        y: launcher.buffer("y", args.y)?,
-        squares,
+        y: args.y.on_cuda(&launcher, shape.values_len())?,
+        outputs,
+        squares: outputs + outputs_bytes as u64,
         shared: layout,
         num_key_heads: shape.num_key_heads as u32,
         num_value_heads: shape.num_value_heads as u32,

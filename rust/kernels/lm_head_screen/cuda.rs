@@ -266,7 +266,7 @@ fn launch(
 fn decide_densely(device: &CudaDevice, mut args: LmHeadScreenArgs<'_>) -> Result<(), KernelError> {
     let (num_rows, vocab_size) = (args.num_rows, args.exact.out_features());
     let matmul = Bf16MatmulArgs {
-        x: args.x,
+        x: args.x.into(),
         num_rows,
         products: vec![Product {
             weight: args.exact,

@@ -130,7 +130,7 @@ pub(super) fn decide_densely(
     Bf16Matmul::host(
         problem.device,
         Bf16MatmulArgs {
-            x: &Buffer::from_slice(&x),
+            x: (&Buffer::from_slice(&x)).into(),
             num_rows: rows.len(),
             products: vec![Product {
                 weight: problem.exact,

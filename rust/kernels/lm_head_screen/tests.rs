@@ -9,6 +9,7 @@ use super::super::masked_ids::MaskedIds;
 use super::*;
 use crate::device::Device;
 use crate::device::HostDevice;
+use crate::kernels::matmul_rows::MatmulInput;
 
 mod bounds;
 
@@ -134,7 +135,7 @@ impl Problem {
     fn logits(&self, device: &HostDevice, exact: &PackedBf16) -> Buffer<f32> {
         let mut logits = Buffer::zeroed(self.num_rows() * self.vocab_size);
         let args = Bf16MatmulArgs {
-            x: &Buffer::from_slice(&self.x),
+            x: MatmulInput::Values(&Buffer::from_slice(&self.x)),
             num_rows: self.num_rows(),
             products: vec![Product {
                 weight: exact,

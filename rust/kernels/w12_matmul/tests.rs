@@ -4,8 +4,7 @@ use half::bf16;
 use proptest::prelude::*;
 
 use super::*;
-use crate::device::Device;
-use crate::device::HostDevice;
+use crate::device::{Buffer, Device, HostDevice};
 use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, PackedBf16, Product};
 use crate::weights::w12::{Encoding, W12Matrix, encode};
 
@@ -88,9 +87,9 @@ impl Problem {
         let mut y = Buffer::from_slice(residual.unwrap_or(&nan));
         let weight = &self.matrix.pack();
         let args = W12MatmulArgs {
-            x: &Buffer::from_slice(
+            x: MatmulInput::Values(&Buffer::from_slice(
                 &self.x[rows.start * self.in_features..rows.end * self.in_features],
-            ),
+            )),
             num_rows: rows.len(),
             products: vec![Product { weight, y: &mut y }],
             epilogue: residual.map_or(Epilogue::Store, |_| Epilogue::AddToOutput),
@@ -107,7 +106,7 @@ impl Problem {
         let mut y = Buffer::from_slice(residual.unwrap_or(&nan));
         let weight = &PackedBf16::pack(weights, self.out_features, self.in_features);
         let args = Bf16MatmulArgs {
-            x: &Buffer::from_slice(&self.x),
+            x: MatmulInput::Values(&Buffer::from_slice(&self.x)),
             num_rows: self.num_rows,
             products: vec![Product { weight, y: &mut y }],
             epilogue: residual.map_or(Epilogue::Store, |_| Epilogue::AddToOutput),
@@ -276,7 +275,7 @@ fn short_buffers_are_refused() {
         W12Matmul::run(
             &device,
             W12MatmulArgs {
-                x: &device.try_alloc(x_len).unwrap(),
+                x: MatmulInput::Values(&device.try_alloc(x_len).unwrap()),
                 num_rows: 2,
                 products: vec![Product {
                     weight: &problem.matrix.pack(),

@@ -39,7 +39,7 @@ pub(super) fn bf16_matmul<'py>(
     };
     let x = buffer_on(&device, x.as_slice()?)?;
     let args = Bf16MatmulArgs {
-        x: &x,
+        x: (&x).into(),
         num_rows,
         products: vec![Product {
             weight: &weight,

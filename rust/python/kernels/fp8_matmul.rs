@@ -51,7 +51,7 @@ pub(super) fn fp8_matmul<'py>(
         py,
         &*device_named("cpu")?,
         Fp8MatmulArgs {
-            x: &Buffer::from_slice(x.as_slice()?),
+            x: (&Buffer::from_slice(x.as_slice()?)).into(),
             num_rows,
             products: vec![Product {
                 weight: &weight,

@@ -3,7 +3,7 @@
 use numpy::{IntoPyArray, PyArray2, PyReadonlyArray1, PyReadonlyArray2, PyReadonlyArrayDyn};
 use pyo3::prelude::*;
 
-use super::{SegmentTuple, array, array_on, device_named, nan_buffer_on, row_paths, run};
+use super::{NanRows, SegmentTuple, array, array_on, device_named, nan_buffer_on, row_paths, run};
 use crate::device::Device;
 use crate::kernels::gdn_wy::{
     GdnLayerCache, GdnShape, GdnTail, GdnWeights, GdnWy, GdnWyArgs, anchor_of,
@@ -50,9 +50,10 @@ type Rows<'py> = (
 );
 
 /// Outputs `y` of the rows and their `k`, `d`, `g`; `segments` holds `(slot, committed_len, parents)` with parent -1
-/// for rows behind the committed tokens.
+/// for rows behind the committed tokens. `for_matmul` asks for `y` as matmuls of the device take it.
 #[pyfunction]
-#[pyo3(signature = (shape, qkv, z, a, b, conv, a_log, dt_bias, norm, norm_eps, segments, cache, device="cpu"))]
+#[pyo3(signature = (shape, qkv, z, a, b, conv, a_log, dt_bias, norm, norm_eps, segments, cache, for_matmul=false,
+                    device="cpu"))]
 #[allow(clippy::too_many_arguments, reason = "the kernel's own arguments")]
 pub(super) fn gdn_wy<'py>(
     py: Python<'py>,
@@ -68,6 +69,7 @@ pub(super) fn gdn_wy<'py>(
     norm_eps: f32,
     segments: Vec<SegmentTuple>,
     cache: CacheTuple<'py>,
+    for_matmul: bool,
     device: &str,
 ) -> PyResult<Rows<'py>> {
     let shape = gdn_shape(shape);
@@ -80,7 +82,7 @@ pub(super) fn gdn_wy<'py>(
     ];
     let device = device_named(device)?;
     let rows = |len| nan_buffer_on(&device, num_rows * len);
-    let mut y = rows(row_lens[0])?;
+    let mut y = NanRows::on(&device, num_rows, row_lens[0], for_matmul)?;
     let (k, d, g) = (rows(row_lens[1])?, rows(row_lens[2])?, rows(row_lens[3])?);
     let mut tail = GdnTail { k, d, g };
     run::<GdnWy>(
@@ -102,11 +104,12 @@ pub(super) fn gdn_wy<'py>(
             paths: &row_paths(&device, &segments, &[])?,
             cache: &layer_cache(&device, &cache)?,
             tail: &mut tail,
-            y: &mut y,
+            y: y.output(),
         },
     )?;
+    let of_y = (num_rows, row_lens[0]);
     Ok((
-        array(&y, (num_rows, row_lens[0]))?.into_pyarray(py),
+        y.array(of_y, of_y)?.into_pyarray(py),
         array(&tail.k, (num_rows, row_lens[1]))?.into_pyarray(py),
         array(&tail.d, (num_rows, row_lens[2]))?.into_pyarray(py),
         array(&tail.g, (num_rows, row_lens[3]))?.into_pyarray(py),

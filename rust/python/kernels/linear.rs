@@ -1,26 +1,31 @@
 //! Binding of [`multiply_together`].
 
-use numpy::{IntoPyArray, PyArray2, PyReadonlyArray2};
+use numpy::{IntoPyArray, PyArray2, PyReadonlyArray1, PyReadonlyArray2};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use super::{array, buffer_on, device_named, nan_buffer_on, packed_on, refused};
+use super::{array, array_on, buffer_on, device_named, nan_buffer_on, packed_on, refused, run};
 use crate::device::Device;
 use crate::error::Error;
 use crate::kernels::bf16_matmul::{Epilogue, Product};
+use crate::kernels::matmul_rows::{MatmulInput, MatmulRows};
+use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use crate::kernels::w12_matmul::WeightView;
 use crate::python::w12::encode_array;
 use crate::weights::linear::{Linear, multiply_together as multiply};
 use crate::weights::w12::Encoding;
 
 /// `x @ weight.T` of matrices of one K, each `(weight, "w12" | "bf16")`; `q_view` reads the 8-bit view of those in W12.
+/// With `norm`, a weight, and `eps`, `x` is normalised first, straight into rows for a matmul.
 #[pyfunction]
-#[pyo3(signature = (x, weights, q_view=false, device="cpu"))]
+#[pyo3(signature = (x, weights, q_view=false, norm=None, eps=0.0, device="cpu"))]
 pub(super) fn multiply_together<'py>(
     py: Python<'py>,
     x: PyReadonlyArray2<'py, f32>,
     weights: Vec<(PyReadonlyArray2<'py, u16>, String)>,
     q_view: bool,
+    norm: Option<PyReadonlyArray1<'py, f32>>,
+    eps: f32,
     device: &str,
 ) -> PyResult<Vec<Bound<'py, PyArray2<f32>>>> {
     let (num_rows, in_features) = x.as_array().dim();
@@ -43,12 +48,32 @@ pub(super) fn multiply_together<'py>(
         true => WeightView::Q,
         false => WeightView::Exact,
     };
-    let run = || {
+    let mut rows = MatmulRows::with(in_features, |words| {
+        nan_buffer_on(&device, num_rows * words)
+    })?;
+    if let Some(norm) = &norm {
+        let args = RmsNormArgs {
+            x: &x,
+            x_offset: 0,
+            x_stride: in_features,
+            num_vectors: num_rows,
+            width: in_features,
+            weight: Some(&array_on(&device, norm)?),
+            eps,
+            y: (&mut rows).into(),
+        };
+        run::<RmsNorm>(py, &device, args)?;
+    }
+    let x = match norm {
+        Some(_) => MatmulInput::from(&rows),
+        None => MatmulInput::from(&x),
+    };
+    let multiplied = || {
         let products = matrices.iter().zip(&mut results);
         let products = products.map(|(weight, y)| Product { weight, y });
-        multiply(view, &device, &x, num_rows, products, Epilogue::Store)
+        multiply(view, &device, x, num_rows, products, Epilogue::Store)
     };
-    py.detach(run).map_err(refused)?;
+    py.detach(multiplied).map_err(refused)?;
     let results = matrices.iter().zip(&results);
     results
         .map(|(matrix, y)| Ok(array(y, (num_rows, matrix.out_features()))?.into_pyarray(py)))

@@ -41,6 +41,7 @@ use crate::error::{Error, KernelError};
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::PackedBf16;
 use crate::kernels::masked_ids::MaskedIds;
+use crate::kernels::matmul_rows::{MatmulRows, RowsOutput};
 use crate::kernels::paths::RowPaths;
 use crate::kernels::placed_rows::PlacedRows;
 
@@ -144,6 +145,46 @@ fn array_on<D: Dimension>(
 /// An output buffer of `device` in which every element is NaN.
 fn nan_buffer_on(device: &Device, len: usize) -> PyResult<Buffer<f32>> {
     buffer_on(device, &vec![f32::NAN; len])
+}
+
+/// Where a kernel leaves rows of `width`, every bit of which it has to write: fp32, or for a matmul.
+enum NanRows {
+    Values(Buffer<f32>),
+    ForMatmul(MatmulRows),
+}
+
+impl NanRows {
+    fn on(device: &Device, num_rows: usize, width: usize, for_matmul: bool) -> PyResult<Self> {
+        Ok(match for_matmul {
+            true => Self::ForMatmul(MatmulRows::with(width, |words| {
+                nan_buffer_on(device, num_rows * words)
+            })?),
+            false => Self::Values(nan_buffer_on(device, num_rows * width)?),
+        })
+    }
+
+    fn output(&mut self) -> RowsOutput<'_> {
+        match self {
+            Self::Values(values) => values.into(),
+            Self::ForMatmul(rows) => rows.into(),
+        }
+    }
+
+    /// The values, `[num_rows, width]` in whatever `shape`.
+    fn array<Sh: IntoDimension>(
+        &self,
+        (num_rows, width): (usize, usize),
+        shape: Sh,
+    ) -> PyResult<Array<f32, Sh::Dim>> {
+        match self {
+            Self::Values(values) => array(values, shape),
+            Self::ForMatmul(rows) => {
+                let values = rows.read_back(num_rows, width).map_err(Error::from)?;
+                Array::from_shape_vec(shape.into_dimension(), values)
+                    .map_err(|e| PyValueError::new_err(e.to_string()))
+            }
+        }
+    }
 }
 
 /// A list that kernels on `device` read.

@@ -46,7 +46,7 @@ pub(super) fn w12_matmul<'py>(
     };
     let x = buffer_on(&device, x.as_slice()?)?;
     let args = W12MatmulArgs {
-        x: &x,
+        x: (&x).into(),
         num_rows,
         products: vec![Product {
             weight: &weight,

@@ -17,13 +17,13 @@ fn tensor_of_shard_2() -> String {
     read(&family("qwen3_5_text").join(SHARD_2))[0].name.clone()
 }
 
-fn matrix_bf16(
+fn token_rows_bf16(
     checkpoint: &Checkpoint,
     name: &str,
     shape: [usize; 2],
 ) -> crate::error::Result<PackedBf16> {
     let device = &Device::host(Some(1))?;
-    WeightLoader::of(checkpoint, device).matrix_bf16(name, shape)
+    WeightLoader::of(checkpoint, device).token_rows_bf16(name, shape)
 }
 
 fn message(error: CheckpointError, parts: &[&str]) -> String {
@@ -65,7 +65,7 @@ fn matrices_are_packed_row_by_row() {
     let dir = family("llama_rope_parameters");
     let checkpoint = Checkpoint::open(&dir).unwrap();
     let name = "model.layers.0.mlp.gate_proj.weight";
-    let packed = matrix_bf16(&checkpoint, name, [144, 64]).unwrap();
+    let packed = token_rows_bf16(&checkpoint, name, [144, 64]).unwrap();
     let raw = read_dir(&dir).into_iter().find(|t| t.name == name).unwrap();
     let mut row = [0.0; 64];
     for (channel, expected) in raw.values().chunks(64).enumerate() {
@@ -89,7 +89,7 @@ fn data_at_an_odd_offset_is_read_all_the_same() {
     let name = "model.layers.0.mlp.gate_proj.weight";
     let [packed, expected] = [dir.path(), &family("llama_rope_parameters")].map(|dir| {
         let checkpoint = Checkpoint::open(dir).unwrap();
-        let packed = matrix_bf16(&checkpoint, name, [144, 64]).unwrap();
+        let packed = token_rows_bf16(&checkpoint, name, [144, 64]).unwrap();
         let mut row = vec![0.0; 64];
         packed.unpack_row(143, &mut row);
         row
@@ -223,6 +223,14 @@ fn tensors_nobody_read_are_listed_and_ignored_ones_are_not() {
     };
     assert_eq!(tensors, &["lm_head.weight"]);
     message(error, &["model.safetensors", "lm_head.weight"]);
+    // The name of a tensor is no beginning of others.
+    let ignored = [
+        "model.language_model.",
+        "model.visual.",
+        "mtp.",
+        "lm_head.weigh",
+    ];
+    checkpoint.finish(&ignored).unwrap_err();
     checkpoint.skip("lm_head.weight");
     checkpoint
         .finish(&["model.language_model.", "model.visual.", "mtp."])
@@ -279,7 +287,7 @@ proptest! {
                 let shape = checkpoint.shape(name).unwrap().to_vec();
                 let _ = checkpoint.tensor_f32(name, &shape);
                 if let [rows, columns] = shape[..] {
-                    let _ = matrix_bf16(&checkpoint, name, [rows, columns]);
+                    let _ = token_rows_bf16(&checkpoint, name, [rows, columns]);
                 }
             }
             let _ = checkpoint.finish(&[]);

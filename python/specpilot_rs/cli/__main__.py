@@ -1,0 +1,5 @@
+"""`python -m specpilot_rs.cli`."""
+
+from specpilot_rs.cli import main
+
+main()
