@@ -195,8 +195,20 @@ struct WeightRing {
     }
 };
 
+template <u32 GROUPS>
+__device__ __forceinline__ void multiply_tile(const u32 (&a)[4][4], const u32 (&rows)[4][GROUPS][2], float (&sums)[GROUPS][4]) {
+#pragma unroll
+    for (u32 fragment = 0; fragment < 4; fragment++) {
+#pragma unroll
+        for (u32 group = 0; group < GROUPS; group++) {
+            mma_m16n8k16(sums[group], a[fragment], rows[fragment][group][0], rows[fragment][group][1]);
+        }
+    }
+}
+
 // The sums of a slice that has arrived. One piece of code for every length: several would not fit the instruction cache.
-// A super-tile is decoded between the matrix instructions of the one before, which wait for each other.
+// A super-tile is decoded between the matrix instructions of the one before, which wait for each other. (As a loop over
+// super-tiles this is a third slower: the compiler predicates the matrix instructions of all five.)
 template <class Weights, u32 GROUPS>
 __device__ __forceinline__ void multiply_slice(const typename Weights::Slice& slice, u32 len, const SliceRows<GROUPS>& rows,
                                                float (&sums)[GROUPS][4]) {
@@ -206,17 +218,10 @@ __device__ __forceinline__ void multiply_slice(const typename Weights::Slice& sl
     slice.patch(0, a);
 #pragma unroll
     for (u32 j = 0; j < MAX_SLICE_TILES; j++) {
+        if (j + 1 == MAX_SLICE_TILES || j + 1 >= len) return multiply_tile<GROUPS>(a, rows[j], sums);
         u32 next[4][4];
-        // Past the end this decodes what lies behind in shared memory, and nobody looks at it.
-        if (j + 1 < MAX_SLICE_TILES) slice.decode(j + 1, next);
-#pragma unroll
-        for (u32 fragment = 0; fragment < 4; fragment++) {
-#pragma unroll
-            for (u32 group = 0; group < GROUPS; group++) {
-                mma_m16n8k16(sums[group], a[fragment], rows[j][fragment][group][0], rows[j][fragment][group][1]);
-            }
-        }
-        if (j + 1 >= len) return;
+        slice.decode(j + 1, next);
+        multiply_tile<GROUPS>(a, rows[j], sums);
         slice.patch(j + 1, next);
 #pragma unroll
         for (u32 i = 0; i < 16; i++) a[i / 4][i % 4] = next[i / 4][i % 4];
