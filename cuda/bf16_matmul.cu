@@ -6,6 +6,9 @@ struct Bf16Weights {
     static constexpr u32 NOTE_BYTES = 0;
     static constexpr u32 STORED_TILE_BYTES = TILE_BYTES;
 
+    template <u32 GROUPS>
+    using Rows = SliceRows<GROUPS>;
+
     // A slice that has arrived.
     struct Slice {
         const u32 slot, lane;

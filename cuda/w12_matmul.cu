@@ -24,6 +24,9 @@ struct W12Weights {
     static constexpr u32 STORED_TILE_BYTES = PLANE8_BYTES + PLANE4_BYTES;
     static constexpr u32 TILE_BYTES = IS_EXACT ? STORED_TILE_BYTES : PLANE8_BYTES;
 
+    template <u32 GROUPS>
+    using Rows = SliceRows<GROUPS>;
+
     // A slice that has arrived.
     struct Slice {
         const MatmulParams& p;

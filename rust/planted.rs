@@ -9,26 +9,36 @@
 //! fifth of the embedding's energy. So the next token's logit stands out as on a trained model that is sure (about
 //! eight standard deviations of the others), a rival stands at a third to three quarters of it, and an error in any
 //! layer changes all logits. A head tied to the embedding would predict the token it is at, so all have their own.
+//! What a family does to its streams is taken into account: a factor on embeddings or logits, norms behind sublayers,
+//! which then decide how much a layer adds, and a factor on scores that is not one over the root of a head's width.
 
 use std::path::Path;
 
 use crate::drafter::config::DrafterConfig;
 use crate::error::{OptionError, Result};
 use crate::kernels::plant_matrix::{Recipe, RecipeKind};
-use crate::model::config::ModelConfig;
+use crate::model::config::{LayerConfig, ModelConfig};
 use crate::model::config_file::ConfigFile;
 use crate::model::families;
 use crate::model::tensor_role::TensorRole as Role;
 use crate::weights::planted::{PlantedTensor, PlantedValues, PlantedWeights};
 
 /// Names, and the texts of their configs: an object with a `target` and a `drafter`. Where drafters were published the
-/// shapes are theirs; Qwen3.8-27B's has blocks of 16 instead of 8, Qwen3.5-4B's the selector of the larger one, and of
-/// Llama's, whose file is not public, heads and MLP are those of Qwen3-8B's.
-const CONFIGS: [(&str, &str); 4] = [
+/// shapes are theirs; Qwen3.8-27B's has blocks of 16 instead of 8, Qwen3.5-4B's the selector of the larger one, of
+/// Llama's, whose file is not public, heads and MLP are those of Qwen3-8B's, and Gemma 4 12B's EAGLE-3 is made as the one
+/// of the 31B is, with heads and MLP of the 12B's own layers. The tiny ones have the layers of their families.
+const CONFIGS: [(&str, &str); 8] = [
     ("qwen3.8-27b", include_str!("planted/qwen3.8-27b.json")),
     ("qwen3.5-4b", include_str!("planted/qwen3.5-4b.json")),
     ("llama-3.1-8b", include_str!("planted/llama-3.1-8b.json")),
+    ("gemma-4-12b", include_str!("planted/gemma-4-12b.json")),
+    (
+        "muse-glimmer-30b",
+        include_str!("planted/muse-glimmer-30b.json"),
+    ),
     ("tiny", include_str!("planted/tiny.json")),
+    ("tiny-gemma", include_str!("planted/tiny-gemma.json")),
+    ("tiny-muse", include_str!("planted/tiny-muse.json")),
 ];
 
 /// Distances from a token to the one that follows it and to its rival: primes that divide no vocabulary here, so that
@@ -128,9 +138,19 @@ fn layer_matrix(seed: u32, in_features: usize, size: f64) -> PlantedTensor {
     matrix(seed, size / (in_features as f64).sqrt(), RecipeKind::Layer)
 }
 
-/// What is stored of a norm's weight of one.
-fn stored_one(adds_one: bool) -> f64 {
-    f64::from(u8::from(!adds_one))
+/// A norm's weight that leaves vectors of `size`, as it is stored.
+fn norm_weight(seed: u32, adds_one: bool, size: f64) -> PlantedTensor {
+    near(seed, size - f64::from(u8::from(adds_one)), 0.1 * size)
+}
+
+/// Size of normalized queries and keys: their products times the layer's factor are then of size one.
+fn head_norm_size(layer: &LayerConfig) -> f64 {
+    match layer {
+        LayerConfig::Attention(attention) => {
+            (f64::from(attention.scale) * (attention.head_dim as f64).sqrt()).powf(-0.5)
+        }
+        LayerConfig::GatedDelta => 1.0,
+    }
 }
 
 fn target_tensor(
@@ -141,21 +161,28 @@ fn target_tensor(
 ) -> PlantedTensor {
     let shape = role.shape(config, layer);
     let hidden_size = config.hidden_size as f64;
+    let added = (LAYERS_ENERGY / num_sublayers as f64).sqrt();
+    let layer_norm = |size| norm_weight(seed, config.layer_norms_add_one, size);
     match role {
-        Role::Embed => matrix(seed, 1.0, RecipeKind::Table),
+        Role::Embed => matrix(
+            seed,
+            1.0 / f64::from(config.embedding_scale),
+            RecipeKind::Table,
+        ),
         Role::LmHead => matrix(
             seed,
-            LOGIT_DEVIATION / hidden_size.sqrt(),
+            LOGIT_DEVIATION / f64::from(config.logit_shape.multiplier) / hidden_size.sqrt(),
             RecipeKind::Successors {
                 table_seed: TARGET_SEED,
                 strides: STRIDES,
                 correlation: (LOGIT_PEAK / hidden_size.sqrt()).min(0.75),
             },
         ),
-        Role::OProj | Role::DownProj | Role::GdnOutProj => {
-            let added = (LAYERS_ENERGY / num_sublayers as f64).sqrt();
-            layer_matrix(seed, shape[1], added / SUBLAYER_SIZE)
-        }
+        // A norm behind them takes their size away.
+        Role::OProj | Role::DownProj | Role::GdnOutProj => match config.post_norms {
+            Some(_) => layer_matrix(seed, shape[1], 1.0),
+            None => layer_matrix(seed, shape[1], added / SUBLAYER_SIZE),
+        },
         _ if role.is_linear_layer() => layer_matrix(seed, shape[1], 1.0),
         // Ranges in which such layers are initialized.
         Role::GdnALog => PlantedTensor::Vector {
@@ -174,8 +201,12 @@ fn target_tensor(
         },
         Role::GdnConv => near(seed, 0.0, 0.5),
         Role::GdnNorm => near(seed, 1.0, 0.1),
-        Role::FinalNorm => near(seed, stored_one(config.final_norm_adds_one), 0.1),
-        _ => near(seed, stored_one(config.layer_norms_add_one), 0.1),
+        Role::FinalNorm => norm_weight(seed, config.final_norm_adds_one, 1.0),
+        Role::PostMixerNorm | Role::PostMlpNorm => layer_norm(added),
+        // One a layer, all of them on the whole stream.
+        Role::LayerScalar => near(seed, 1.0, 0.01),
+        Role::QNorm | Role::KNorm => layer_norm(head_norm_size(&config.layers[layer])),
+        _ => layer_norm(1.0),
     }
 }
 

@@ -187,9 +187,7 @@ def test_an_engine_switches_to_nothing_larger(prompts: list[Any]) -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     for name, shown in (("nano", "nano"), (5, "5"), (None, "None")):
-        with pytest.raises(
-            OptionError, match=rf"planted.*qwen3\.8-27b, qwen3\.5-4b, llama-3\.1-8b, tiny.*{shown}"
-        ):
+        with pytest.raises(OptionError, match=rf"planted.*qwen3\.8-27b, qwen3\.5-4b, .*, tiny, .*{shown}"):
             LLM.planted(name)
     for script, message in (
         (5, "token_ids should be token ids, a list or array of integers, got int 5"),

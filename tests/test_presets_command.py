@@ -116,6 +116,36 @@ def test_fitted_trees_stop_where_rows_stop_paying() -> None:
     assert (fitted["num_wrong_tokens"], fitted["num_checked_tokens"]) == (0, 96)
 
 
+def test_w12_decodes_plainly_and_like_bf16() -> None:
+    shape = ("--presets", "plain,w12", "--rounds", "2", "--max-tokens", "24", "--json")
+    printed = specpilot("bench", *shape, *TINY)
+    assert printed.returncode == 0, printed.stderr
+    report = json.loads(printed.stdout)
+    plain, w12 = report["presets"]
+    assert [(item["is_plain"], item["tau"], item["tree_nodes"]) for item in (plain, w12)] == [
+        (True, 1, 1)
+    ] * 2
+    assert (w12["weight_format"], w12["head"]) == ("w12", "screened")
+    assert w12["weight_bytes"] < plain["weight_bytes"]
+    assert (w12["num_checked_tokens"], w12["num_wrong_tokens"], w12["num_wrong_logit_rows"]) == (48, 0, 0)
+    assert report["verify_costs"] == {}, "nothing here verifies drafts"
+
+
+def test_stock_scripts_come_from_the_preset_that_drafts() -> None:
+    asked = []
+
+    class Llm:
+        def switch_speculation(self, config: Any) -> None:
+            asked.append(config)
+
+    presets = presets_named(["plain-stock", "stock", "plain"])
+    run = TimingRun(lambda *_: Llm(), {}, [], presets, 8, is_planted=True)  # type: ignore[arg-type, return-value]
+    run._write_stock_scripts(Llm(), presets[:1])  # type: ignore[arg-type]
+    assert asked == []
+    run._write_stock_scripts(Llm(), presets[:2])  # type: ignore[arg-type]
+    assert [config.tree for config in asked] == ["chain"]
+
+
 def test_the_demo_is_measured_not_modelled() -> None:
     shape = ("--presets", "plain,specpilot", "--demo", "--device", "cpu", "--max-model-len", "256")
     printed = specpilot("bench", *shape, "--rounds", "2", "--max-tokens", "24", "--json")
@@ -190,10 +220,11 @@ def test_differences_are_counted_to_the_end_of_an_output() -> None:
     [
         (
             ("--presets", "plain,fast", *TINY),
-            "preset should be one of plain, stock, ddtree, specpilot, fitted, got 'fast'",
+            "preset should be one of plain, w12, plain-stock, stock, ddtree, specpilot, fitted, got 'fast'",
         ),
         (("--presets", "plain,plain", *TINY), "each preset should be given once"),
-        (("--presets", "plain,stock", *TINY), "stock should not be the last"),
+        (("--presets", "plain,stock", *TINY), "--presets: stock should not be the last"),
+        (("--presets", "w12,plain-stock", *TINY), "--presets: plain-stock should not be the last"),
         (("--presets", "plain", *TINY, "--max-tokens", "1"), "--max-tokens should be at least 2"),
         (("--presets", "plain", *TINY, "--tree", "chain"), "--tree: no option of --presets and --ladder"),
         (("--acceptance", "--demo", "--rounds", "2"), "--rounds: no option of --acceptance"),

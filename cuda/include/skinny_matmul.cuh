@@ -28,7 +28,7 @@ __device__ __forceinline__ void stream_units(const MatmulParams& p, const Shared
     launch_dependents();
     wait_for_predecessors();
 
-    SliceRows<GROUPS> rows[BLOCK_OCTETS];
+    typename Weights::template Rows<GROUPS> rows[BLOCK_OCTETS];
 #pragma unroll
     for (u32 octet = 0; octet < BLOCK_OCTETS; octet++) load_slice_rows<GROUPS>(p, spans[octet], k_tiles, lane, rows[octet]);
     if (p.cluster_blocks > 1) cluster_wait();

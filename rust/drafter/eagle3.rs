@@ -10,7 +10,6 @@ mod forward;
 mod weights;
 
 use std::convert::Infallible;
-use std::path::Path;
 
 use super::beam::{Beam, Merging, RankedRows};
 use super::config::Eagle3Config;
@@ -30,7 +29,9 @@ use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::tree_attention::{self, KV_BLOCK};
 use crate::kernels::{Kernel, check_size};
 use crate::model::DecoderWeights;
+use crate::options::WeightFormat;
 use crate::options::speculation::DraftScores;
+use crate::weights::WeightSource;
 use crate::weights::checkpoint::Verification;
 use forward::{Entry, Layer, Pass, Tail, TreeContext};
 use weights::Eagle3Weights;
@@ -173,7 +174,8 @@ fn tail_rows(sizes: &DrafterSizes) -> usize {
 
 impl Eagle3 {
     pub(super) fn load(
-        dir: &Path,
+        source: WeightSource<'_>,
+        format: WeightFormat,
         config: &Eagle3Config,
         taps: Vec<usize>,
         device: &Device,
@@ -184,7 +186,7 @@ impl Eagle3 {
         let paths = || RowPaths::with_capacity(device, num_rows, sizes.num_pages);
         Ok(Self {
             taps,
-            weights: Eagle3Weights::load(device, dir, config, sizes.vocab_size)?,
+            weights: Eagle3Weights::load(device, source, format, config, sizes.vocab_size)?,
             inverse_frequencies: device.constants(&config.rope.inverse_frequencies())?,
             cache: KvCache::new(device, &config.kv_shapes(), sizes.num_pages)?,
             slots: vec![Slot::default(); sizes.num_slots],

@@ -180,33 +180,22 @@ pub fn open(
     sizes: DrafterSizes,
 ) -> Result<Box<dyn Drafter>> {
     let taps = pairing::check(files, config, target)?;
-    let dir = files.drafter;
-    Ok(match config {
-        DrafterConfig::Block(config) => {
-            // A drafter's block starts as its target does, unless its file says otherwise.
-            let scale = config.input_embedding_scale;
-            let config = BlockConfig {
-                input_embedding_scale: scale.or(Some(target.embedding_scale)),
-                ..config.clone()
-            };
-            let checkpoint = Checkpoint::open(dir)?;
-            let (source, format) = (WeightSource::Checkpoint(&checkpoint), WeightFormat::Auto);
-            Box::new(block_drafter::BlockDrafter::load(
-                source, format, &config, taps, device, sizes,
-            )?)
-        }
-        DrafterConfig::Eagle3(config) => {
-            Box::new(eagle3::Eagle3::load(dir, config, taps, device, sizes)?)
-        }
-        DrafterConfig::Ngram(config) => Box::new(ngram::Ngram::new(*config, sizes)),
-    })
+    if let DrafterConfig::Ngram(config) = config {
+        return Ok(Box::new(ngram::Ngram::new(*config, sizes)));
+    }
+    let checkpoint = Checkpoint::open(files.drafter)?;
+    let source = Source {
+        weights: WeightSource::Checkpoint(&checkpoint),
+        format: WeightFormat::Auto,
+    };
+    load(source, config, target, taps, device, sizes)
 }
 
-/// Opens a planted drafter, its linear layers in `format`: its proposals are right as often as
-/// [`planted::PUBLISHED`] says, by `scripts`.
+/// Opens a planted drafter, its linear layers in `format` (BF16 beside an FP8 target, as published): its proposals are right
+/// as often as [`planted::PUBLISHED`] says, by `scripts`.
 ///
 /// # Errors
-/// As for [`open`], of which nothing about files applies; of a kind other than a parallel drafter there is none.
+/// As for [`open`], of which nothing about files applies.
 pub fn open_planted(
     weights: &PlantedWeights,
     format: WeightFormat,
@@ -222,22 +211,54 @@ pub fn open_planted(
         target: named,
     };
     let taps = pairing::check(files, config, target)?;
-    let DrafterConfig::Block(block) = config else {
-        return Err(crate::error::DrafterError::Unsupported {
-            file: named.to_owned(),
-            expected: "a parallel drafter".to_owned(),
-            got: config.method().to_owned(),
-        }
-        .into());
+    let source = Source {
+        weights: WeightSource::Planted(weights),
+        format: match format {
+            WeightFormat::Fp8 | WeightFormat::Fp8W8A8 => WeightFormat::Bf16,
+            other => other,
+        },
     };
-    let source = WeightSource::Planted(weights);
-    let inner = block_drafter::BlockDrafter::load(source, format, block, taps, device, sizes)?;
+    let inner = load(source, config, target, taps, device, sizes)?;
+    let profile = planted::PUBLISHED;
     Ok(Box::new(planted::PlantedDrafter::new(
-        Box::new(inner),
-        planted::PUBLISHED,
-        scripts,
-        &sizes,
+        inner, profile, scripts, &sizes,
     )))
+}
+
+/// Where a drafter's weights come from, and how its linear layers are held.
+#[derive(Clone, Copy)]
+struct Source<'a> {
+    weights: WeightSource<'a>,
+    format: WeightFormat,
+}
+
+/// Loads a drafter that fits its target, whose `taps` it reads.
+fn load(
+    source: Source<'_>,
+    config: &DrafterConfig,
+    target: &ModelConfig,
+    taps: Vec<usize>,
+    device: &Device,
+    sizes: DrafterSizes,
+) -> Result<Box<dyn Drafter>> {
+    let Source { weights, format } = source;
+    Ok(match config {
+        DrafterConfig::Block(config) => {
+            // A drafter's block starts as its target does, unless its file says otherwise.
+            let scale = config.input_embedding_scale;
+            let config = BlockConfig {
+                input_embedding_scale: scale.or(Some(target.embedding_scale)),
+                ..config.clone()
+            };
+            Box::new(block_drafter::BlockDrafter::load(
+                weights, format, &config, taps, device, sizes,
+            )?)
+        }
+        DrafterConfig::Eagle3(config) => Box::new(eagle3::Eagle3::load(
+            weights, format, config, taps, device, sizes,
+        )?),
+        DrafterConfig::Ngram(config) => Box::new(ngram::Ngram::new(*config, sizes)),
+    })
 }
 
 /// Refuses a draft length that a drafter was not opened for.

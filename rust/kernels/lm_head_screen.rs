@@ -38,6 +38,7 @@ use crate::device::cuda::CudaDevice;
 use crate::device::{Buffer, HostDevice};
 use crate::error::KernelError;
 
+pub use cuda::enqueue;
 pub use head::ScreenedHead;
 pub use head_codes::ScreenScan;
 pub use rows::Interval;

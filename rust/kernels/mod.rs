@@ -34,6 +34,8 @@ pub(crate) mod random_trees;
 pub mod rms_norm;
 pub mod rope;
 pub mod round_rows;
+pub mod rounded_matmul;
+mod row_format;
 pub mod sample_rows;
 pub mod simd;
 pub mod skinny_matmul;

@@ -29,7 +29,7 @@ pub(super) struct AttentionLayer<'a> {
 
 /// Adds the sublayer's output for `workspace.rows` to `workspace.residual`; keys and values stay in `tail`.
 pub(super) fn forward(
-    context: &LayerContext<'_>,
+    context: &mut LayerContext<'_>,
     layer: AttentionLayer<'_>,
     workspace: &mut Workspace,
     tail: &mut AttentionTail,
@@ -54,6 +54,7 @@ pub(super) fn forward(
             )?;
         }
     }
+    context.settle_kv(layer.index, tail)?;
     let kv_layer = context.caches.attention_index(layer.index);
     TreeAttention::run(
         device,

@@ -19,6 +19,7 @@ use crate::kernels::gdn_recurrent::{
     ChainArgs, GdnRecurrent, GdnRecurrentArgs, GdnRecurrentWeights, projected_len,
 };
 use crate::kernels::gdn_wy::GdnShape;
+use crate::kernels::paths::Wave;
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use crate::kernels::rope::{Rope, RopeArgs};
 use crate::kernels::round_rows::{GatedBy, Norm, RoundRows, RoundRowsArgs, RowSource, Vectors};
@@ -180,13 +181,13 @@ impl StockWorkspace {
 }
 
 /// One layer over the rows of a pass.
-pub(super) struct StockPass<'a> {
-    pub(super) context: &'a LayerContext<'a>,
+pub(super) struct StockPass<'a, 'b> {
+    pub(super) context: &'a mut LayerContext<'b>,
     pub(super) workspace: &'a mut Workspace,
     pub(super) stock: &'a mut StockWorkspace,
 }
 
-impl StockPass<'_> {
+impl StockPass<'_, '_> {
     /// Adds the sublayers of layer number `index` to `workspace.residual`, its attention turned by
     /// `inverse_frequencies`.
     ///
@@ -273,26 +274,35 @@ impl StockPass<'_> {
         tail: &mut GatedDeltaTail,
     ) -> Result<(), KernelError> {
         self.multiply_merged(&weights.in_proj)?;
-        let context = self.context;
-        let gdn = context.caches.gdn();
-        let shape = gdn.shape();
-        GdnRecurrent::run(
-            context.device,
-            GdnRecurrentArgs::Chain(ChainArgs {
-                shape,
-                weights: GdnRecurrentWeights {
-                    conv: &weights.conv,
-                    a_log: &weights.a_log,
-                    dt_bias: &weights.dt_bias,
-                },
-                projected: &self.stock.merged,
-                paths: context.paths,
-                cache: gdn.layer(context.caches.gdn_index(index)),
-                tail_qkv: &mut tail.qkv,
-                tail: &mut tail.log,
-                y: &mut self.workspace.mixed,
-            }),
-        )?;
+        let context = &mut *self.context;
+        for Wave { segments, settled } in context.paths.waves() {
+            let gdn = context.caches.gdn();
+            GdnRecurrent::run(
+                context.device,
+                GdnRecurrentArgs::Chain(ChainArgs {
+                    shape: gdn.shape(),
+                    weights: GdnRecurrentWeights {
+                        conv: &weights.conv,
+                        a_log: &weights.a_log,
+                        dt_bias: &weights.dt_bias,
+                    },
+                    projected: &self.stock.merged,
+                    paths: context.paths,
+                    segments,
+                    cache: gdn.layer(context.caches.gdn_index(index)),
+                    tail_qkv: &mut tail.qkv,
+                    tail: &mut tail.log,
+                    y: &mut self.workspace.mixed,
+                }),
+            )?;
+            if let Some(settled) = settled {
+                let kept = (&tail.qkv, &tail.log);
+                context
+                    .caches
+                    .settle_gdn(context.device, index, settled, kept)?;
+            }
+        }
+        let shape = context.caches.gdn().shape();
         let (heads, width) = (shape.num_value_heads, shape.value_dim);
         let heads_of = |values, offset, row_stride| Vectors {
             values,
@@ -334,7 +344,7 @@ impl StockPass<'_> {
         inverse_frequencies: Option<&Buffer<f32>>,
         tail: &mut AttentionTail,
     ) -> Result<(), KernelError> {
-        let context = self.context;
+        let context = &mut *self.context;
         let (device, config, n) = (context.device, context.config, context.num_rows);
         let head_dim = attention.head_dim;
         let q_parts = attention.q_proj_parts();
@@ -402,6 +412,7 @@ impl StockPass<'_> {
                 Rope::run(device, args)?;
             }
         }
+        context.settle_kv(index, tail)?;
         let kv_layer = context.caches.attention_index(index);
         TreeAttention::run(
             device,

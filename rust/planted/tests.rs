@@ -28,11 +28,13 @@ fn every_name_is_a_pair_that_fits() {
 
 #[test]
 fn sizes_are_the_published_ones() {
-    // Billions of parameters; a head of its own is 0.636 of Qwen3.5-4B's.
+    // Billions of parameters; a head of its own is 0.636 of Qwen3.5-4B's, 1.007 of Gemma's.
     for (name, target, drafter) in [
         ("qwen3.8-27b", 26.896, 1.86),
         ("qwen3.5-4b", 4.206 + 0.636, 0.64),
         ("llama-3.1-8b", 8.030, 1.05),
+        ("gemma-4-12b", 11.907 + 1.007, 0.42),
+        ("muse-glimmer-30b", 27.85, 2.56),
     ] {
         let pair = PlantedPair::named(name).unwrap();
         let got = num_parameters(&pair.target) as f64 / 1e9;
@@ -47,7 +49,7 @@ fn unknown_names_list_the_known() {
     let error = PlantedPair::named("qwen").unwrap_err().to_string();
     for part in [
         "planted",
-        "qwen3.8-27b, qwen3.5-4b, llama-3.1-8b, tiny",
+        "qwen3.8-27b, qwen3.5-4b, llama-3.1-8b, gemma-4-12b, muse-glimmer-30b, tiny, tiny-gemma, tiny-muse",
         "\"qwen\"",
     ] {
         assert!(error.contains(part), "{error}");

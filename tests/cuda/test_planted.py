@@ -35,29 +35,103 @@ def test_every_layout_holds_these_bits(shape: tuple[int, int]) -> None:
             np.testing.assert_array_equal(got, expected[:, columns].T)
 
 
-@pytest.mark.parametrize("name", ["tiny", "qwen3.5-4b"])
-def test_speculation_changes_nothing(name: str, report: Callable[[str], None]) -> None:
+@pytest.mark.parametrize("shape", [(128, 256), (384, 5120)])
+def test_the_gpu_plants_the_hosts_fp8(shape: tuple[int, int]) -> None:
+    for first in range(0, shape[1], shape[1] // 4):
+        x = np.zeros((64, shape[1]), np.float32)
+        x[np.arange(64), np.arange(first, first + 64)] = 1
+        got, expected = (
+            kernels.planted_matmul(x, 11, shape[0], 0.02, "fp8", device=name) for name in (DEVICE, "cpu")
+        )
+        np.testing.assert_array_equal(got, expected)
+        assert np.count_nonzero(got) > 0.9 * got.size
+
+
+@pytest.mark.parametrize("weight_format", ["fp8", "fp8_w8a8"])
+def test_speculation_changes_nothing_of_fp8(weight_format: str) -> None:
+    params = SamplingParams(max_tokens=32, ignore_eos=True)
+    prompts = [{"prompt_token_ids": list(range(7, 77))}]
+    options = {"device": DEVICE, "max_model_len": 256, "max_num_seqs": 1, "weight_format": weight_format}
+    plain = LLM.planted("qwen3.5-4b", **options)
+    assert plain.describe()["weight_format"] == weight_format
+    [want] = plain.generate(prompts, params, use_tqdm=False)
+    del plain
+    [output] = LLM.planted("qwen3.5-4b", {"tree": "ddtree"}, **options).generate(
+        prompts, params, use_tqdm=False
+    )
+    assert output.outputs[0].token_ids == want.outputs[0].token_ids
+    assert output.metrics.num_accepted_tokens > 0
+
+
+# Ways to decode, those that need most last: of drafters with marginal scores, and of EAGLE-3, which has none.
+MARGINAL: list[dict[str, Any]] = [{"tree": "chain"}, {"tree": "ddtree"}, {"tree": "ddtree", "q_passes": 1}]
+EAGLE: list[dict[str, Any]] = [{"tree": "chain"}, {"tree": "eagle"}, {"tree": "conditional", "q_passes": 1}]
+
+
+@pytest.mark.parametrize(
+    ("name", "ways"),
+    [
+        ("tiny", [*MARGINAL, {"q_passes": 1}]),
+        ("tiny-gemma", EAGLE),
+        ("tiny-muse", MARGINAL),
+        ("qwen3.5-4b", [*MARGINAL, {"q_passes": 1}]),
+    ],
+)
+def test_speculation_changes_nothing(
+    name: str, ways: list[dict[str, Any]], report: Callable[[str], None]
+) -> None:
     params = SamplingParams(max_tokens=48, ignore_eos=True)
     ids = np.random.default_rng(3).integers(2000, size=(2, 70))
     prompts = [{"prompt_token_ids": row.tolist()} for row in ids]
     options = {"device": DEVICE, "max_model_len": 256, "max_num_seqs": 2}
     plain: list[Any] = []
     for weight_format in ("bf16", "w12"):
-        llm = LLM.planted(name, {"tree": "ddtree", "q_passes": 1}, weight_format=weight_format, **options)
+        llm = LLM.planted(name, ways[2], weight_format=weight_format, **options)
         llm.switch_speculation(None, head="dense")
         outputs = llm.generate(prompts, params, use_tqdm=False, record_logits=True)
         plain = plain or outputs
+        compare(outputs, plain)
         for output in plain:
             llm.add_script(output.prompt_token_ids + output.outputs[0].token_ids)
         assert len({token for output in plain for token in output.outputs[0].token_ids}) > 48
-        for config in ({"tree": "chain"}, {"tree": "ddtree"}, {"q_passes": 1}):
-            compare(outputs, plain)
+        for config in ways:
             llm.switch_speculation(config)
             outputs = llm.generate(prompts, params, use_tqdm=False, record_logits=True)
+            compare(outputs, plain)
             taus = [output.metrics.mean_acceptance_length for output in outputs]
             report(f"{name}, {weight_format}, {config}: tau {np.mean(taus):.2f}")
             assert np.mean(taus) > 2
-        compare(outputs, plain)
+
+
+@pytest.mark.parametrize(("name", "ways"), [("gemma-4-12b", EAGLE), ("muse-glimmer-30b", MARGINAL)])
+def test_large_models_say_the_same_in_both_formats(
+    name: str, ways: list[dict[str, Any]], report: Callable[[str], None]
+) -> None:
+    """One engine at a time: a GPU does not hold two of the larger one."""
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    prompt = {"prompt_token_ids": np.random.default_rng(7).integers(2000, size=70).tolist()}
+    options = {"device": DEVICE, "max_model_len": 256, "max_num_seqs": 1}
+
+    def decode(llm: LLM, **record: bool) -> list[Any]:
+        return llm.generate([prompt], params, use_tqdm=False, **record)
+
+    llm = LLM.planted(name, weight_format="bf16", head="dense", **options)
+    plain = decode(llm, record_logits=True)
+    text = plain[0].outputs[0].token_ids
+    assert len(set(text)) > 30
+    del llm
+    llm = LLM.planted(name, ways[-1], weight_format="w12", head="screened", **options)
+    assert llm.describe()["num_w12_matrices"] > 300
+    llm.add_script(prompt["prompt_token_ids"] + text)
+    llm.switch_speculation(None, head="dense")
+    compare(decode(llm, record_logits=True), plain)
+    for config in (None, *ways):
+        llm.switch_speculation(config, head="screened")
+        [output] = decode(llm)
+        assert output.outputs[0].token_ids == text
+        tau = output.metrics.mean_acceptance_length
+        report(f"{name}, w12, {config}: tau {tau:.2f}")
+        assert (tau > 2) == (config is not None)
 
 
 def compare(outputs: list[Any], plain: list[Any]) -> None:

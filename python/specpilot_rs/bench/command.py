@@ -43,7 +43,8 @@ def bench(
     presets: Annotated[
         str | None,
         typer.Option(
-            help="Time ways to decode against each other: plain, stock, ddtree, specpilot, fitted, by commas."
+            help="Time ways to decode against each other: plain, w12, plain-stock, stock, ddtree, specpilot, "
+            "fitted, by commas."
         ),
     ] = None,
     ladder: Annotated[

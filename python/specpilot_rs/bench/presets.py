@@ -69,6 +69,10 @@ PRESETS = {
     preset.name: preset
     for preset in (
         Preset("plain", "bf16", "dense", None, "BF16, a token a pass"),
+        Preset("w12", "w12", "screened", None, "W12 and the screened head, a token a pass"),
+        Preset(
+            "plain-stock", "bf16", "dense", None, "BF16 through cuBLASLt, a token a pass", kernels="stock"
+        ),
         Preset(
             "stock",
             "bf16",

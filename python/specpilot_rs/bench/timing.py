@@ -144,8 +144,9 @@ class TimingRun:
             SpecPilotError: An engine cannot be opened or a prompt not be served. What was found stays.
         """
         blocks = self._blocks()
-        num_timed = sum(map(len, blocks)) + sum(not item.preset.is_lossless for item in self.timings)
-        self.progress.start(len(self.prompts) * (num_timed + 1))
+        writes_scripts = self.is_planted and any(map(_drafts_on_stock, self.presets))
+        num_timed = sum(map(len, blocks))
+        self.progress.start(len(self.prompts) * (num_timed + 1 + writes_scripts))
         for block, timings in enumerate(blocks):
             self._open(timings)
             self._measure_costs([timing for timing in timings if timing.preset.is_fitted])
@@ -217,9 +218,10 @@ class TimingRun:
 
     def _write_stock_scripts(self, llm: LLM, presets: Sequence[Preset]) -> None:
         """Tells a planted drafter what stock kernels say, in passes of as many rows as when timed."""
-        if not self.is_planted:
+        drafting = next(filter(_drafts_on_stock, presets), None)
+        if drafting is None or not self.is_planted:
             return
-        llm.switch_speculation(presets[0].speculative_config(self.drafter))
+        llm.switch_speculation(drafting.speculative_config(self.drafter))
         for prompt in self.prompts:
             # No script goes on here yet, so drafts are wrong and no rows are saved.
             [output] = self._generate(llm, prompt)
@@ -321,6 +323,10 @@ class TimingRun:
             detokenize=False,
         )
         return llm.generate(prompt, params, use_tqdm=False, **record)
+
+
+def _drafts_on_stock(preset: Preset) -> bool:
+    return not preset.is_lossless and preset.speculation is not None
 
 
 def _plain_on(preset: Preset) -> Preset:

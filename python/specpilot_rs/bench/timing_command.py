@@ -89,7 +89,9 @@ def measure_presets(settings: TimingSettings, files: Mapping[str, Path | None], 
             f"--max-tokens should be at least 2, the first coming with the prompt, got {settings.max_tokens}"
         )
     if len(presets) > 1 and not presets[-1].is_lossless:
-        raise option_error("--presets: stock should not be the last, which the others are compared with")
+        raise option_error(
+            f"--presets: {presets[-1].name} should not be the last, which the others are compared with"
+        )
     if settings.planted is not None and settings.planted not in _core.PLANTED_NAMES:
         raise option_error(
             f"--planted should be one of {', '.join(_core.PLANTED_NAMES)}, got {settings.planted!r}"

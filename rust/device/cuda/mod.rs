@@ -29,7 +29,7 @@ pub use cache::CubinCache;
 pub use capture::CapturedLaunches;
 pub use compiler::{Arch, Compiled, compile, compiler_version};
 pub(super) use copies::{HostCopies, ReadBack};
-pub use cublaslt::{CublasLt, LtOperands, LtProduct, LtShape};
+pub use cublaslt::{CublasLt, LtOperands, LtProduct, LtShape, LtValues};
 pub use launch::{Launch, Shape};
 use lists::ListMemory;
 pub use lists::ListPlace;

@@ -36,6 +36,7 @@ pub const KERNEL_SOURCES: &[KernelSource] = sources! {
     "draft_block", true;
     "draft_select", true;
     "embed_rows", true;
+    "fp8_matmul", true;
     "gate", true;
     "gather_taps", true;
     "gdn_fold", true;
@@ -56,6 +57,7 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "async_copy.cuh",
     "attention_parts.cuh",
     "block_reduce.cuh",
+    "fp8_decode.cuh",
     "gdn_block.cuh",
     "gdn_factors.cuh",
     "gdn_keys.cuh",
@@ -73,6 +75,7 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "screen_scan_wgmma.cuh",
     "placed_rows.cuh",
     "power_of_two.cuh",
+    "quantised_rows.cuh",
     "row_paths.cuh",
     "skinny_matmul.cuh",
     "slice_sums.cuh",

@@ -1,6 +1,4 @@
-//! EAGLE-3's weights, read once from its checkpoint.
-
-use std::path::Path;
+//! EAGLE-3's weights, read once from its checkpoint, or planted.
 
 use crate::device::{Buffer, Device};
 use crate::drafter::config::Eagle3Config;
@@ -10,7 +8,7 @@ use crate::kernels::bf16_matmul::PackedBf16;
 use crate::kernels::gate::GateKind;
 use crate::options::WeightFormat;
 use crate::weights::checkpoint::Verification;
-use crate::weights::{Checkpoint, GatedMlp, Linear, WeightLoader};
+use crate::weights::{GatedMlp, Linear, WeightLoader, WeightSource};
 
 /// All weights of a drafter.
 pub(in crate::drafter) struct Eagle3Weights {
@@ -36,29 +34,30 @@ pub(in crate::drafter) struct Eagle3Weights {
 }
 
 impl Eagle3Weights {
-    /// Reads the weights of `config` from `dir` to `device`, for a target of `vocab_size`.
+    /// Reads the weights of `config` from `source` to `device`, the layer's matrices in `format`, for a target of
+    /// `vocab_size`.
     ///
     /// # Errors
     /// [`CheckpointError`](crate::error::CheckpointError) when a tensor is missing, extra, or of another shape, dtype or
     /// range; [`DeviceError`](crate::error::DeviceError) when the device has no room.
     pub(super) fn load(
         device: &Device,
-        dir: &Path,
+        source: WeightSource<'_>,
+        format: WeightFormat,
         config: &Eagle3Config,
         vocab_size: usize,
     ) -> Result<Self> {
-        let checkpoint = Checkpoint::open(dir)?;
-        let tensors = WeightLoader::of(&checkpoint, device);
+        let tensors = WeightLoader { source, device };
         let (hidden, inter) = (config.hidden_size, config.intermediate_size);
         let (q_dim, kv_dim) = (config.q_dim(), config.kv_dim());
         let prefix = config.layer_prefix();
         let linear = |part: &str, out_features, in_features| {
             let name = format!("{prefix}.{part}.weight");
-            tensors.linear(&name, [out_features, in_features], WeightFormat::Auto)
+            tensors.linear(&name, [out_features, in_features], format)
         };
         let norm = |part: &str| tensors.tensor_f32(&format!("{prefix}.{part}.weight"), &[hidden]);
         let mut weights = Self {
-            fc: tensors.linear("fc.weight", [hidden, config.taps_dim()], WeightFormat::Auto)?,
+            fc: tensors.linear("fc.weight", [hidden, config.taps_dim()], format)?,
             input_norm: norm("input_layernorm")?,
             hidden_norm: norm("hidden_norm")?,
             q_proj: linear("self_attn.q_proj", q_dim, 2 * hidden)?,
@@ -84,8 +83,8 @@ impl Eagle3Weights {
                 .transpose()?,
             verification: Verification::default(),
         };
-        checkpoint.finish(config.copies())?;
-        weights.verification = checkpoint.verification();
+        source.finish(config.copies())?;
+        weights.verification = source.verification();
         Ok(weights)
     }
 

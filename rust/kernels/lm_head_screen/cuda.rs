@@ -17,7 +17,9 @@
 //! Intervals are computed in fp32. Scales outside 2^-60..2^60 make a channel survive, steps outside 2^-60..2^30 send a row to
 //! the dense path, so that nothing overflows or underflows. Then the centre, `(scale sum) step` with the sum rounded once, is
 //! off by three roundings, the radius by three, their sum by one more. `|centre| <= |s q| (|x| + |e|)`, so `|s q|` is
-//! multiplied with `2^-19 (|x| + |e|)` more than its share, and all constants of a row are raised by `1 + 2^-20`.
+//! multiplied with `2^-19 (|x| + |e|)` more than its share, and all constants of a row are raised by `1 + 2^-20`. What the codes
+//! of a row leave out of it is one rounding off in each column, and perhaps below 2^-126: `|e|` is raised by 2^-22 of it, and
+//! by 2^-120.
 
 use super::head_codes::{CHUNK_COLUMNS, HeadCodes};
 use super::rescore::gap_of;
@@ -32,10 +34,12 @@ use crate::kernels::launcher::Launcher;
 use crate::kernels::skinny_weights::{OCTET, SliceMap, TILE_COLUMNS};
 
 const BLOCK_THREADS: usize = 256;
+/// Threads that code a row.
+const ROW_THREADS: usize = 1024;
 /// Two warpgroups and a warp that asks for codes.
 const WGMMA_THREADS: usize = 2 * 128 + 32;
 /// Groups of 16 channels that a block of `select_survivors` looks at.
-const PART_GROUPS: usize = 2048;
+const PART_GROUPS: usize = 512;
 /// Blocks a multiprocessor for kernels that take work in turn.
 const TURN_BLOCKS: usize = 4;
 /// Columns of one matrix instruction of the exact product.
@@ -124,11 +128,31 @@ pub(super) fn screen(device: &CudaDevice, args: LmHeadScreenArgs<'_>) -> Result<
     }
 }
 
+/// What a call reads back: keys of the best survivors and their number, side by side in the scratch.
+pub struct Results {
+    offset: usize,
+    num_rows: usize,
+}
+
 /// Keys of the best survivors, and how many there are.
 fn decide_by_survivors(
     device: &CudaDevice,
     args: &LmHeadScreenArgs<'_>,
 ) -> Result<(Vec<u64>, Vec<u32>), KernelError> {
+    let Results { offset, num_rows } = enqueue(device, args)?;
+    let launcher = Launcher::of::<LmHeadScreen>(device);
+    let words = launcher.read_scratch::<u32>(offset, 3 * num_rows)?;
+    let (keys, counts) = words.split_at(2 * num_rows);
+    let key = |words: &[u32]| u64::from(words[1]) << 32 | u64::from(words[0]);
+    Ok((keys.chunks_exact(2).map(key).collect(), counts.to_vec()))
+}
+
+/// Launches all of a call that is decided by survivors, and waits for nothing: what a GPU does of it, to be timed alone.
+/// The fields of `args` that are results stay as they are.
+///
+/// # Errors
+/// [`KernelError::WrongDevice`], [`KernelError::Device`].
+pub fn enqueue(device: &CudaDevice, args: &LmHeadScreenArgs<'_>) -> Result<Results, KernelError> {
     let launcher = Launcher::of::<LmHeadScreen>(device);
     let head = args.head.on_cuda().ok_or(KernelError::WrongDevice {
         kernel: LmHeadScreen::NAME,
@@ -204,10 +228,10 @@ fn decide_by_survivors(
         };
         launch(&launcher, device.limits(), config, params)?;
     }
-    let words = launcher.read_scratch::<u32>(results, 3 * num_rows)?;
-    let (keys, counts) = words.split_at(2 * num_rows);
-    let key = |words: &[u32]| u64::from(words[1]) << 32 | u64::from(words[0]);
-    Ok((keys.chunks_exact(2).map(key).collect(), counts.to_vec()))
+    Ok(Results {
+        offset: results,
+        num_rows,
+    })
 }
 
 /// Launches all kernels for one group of rows.
@@ -218,6 +242,10 @@ fn launch(
     mut params: ScreenParams,
 ) -> Result<(), KernelError> {
     let rows = config.rows;
+    let num_rows = params.num_rows as usize;
+    let of_rows = Shape::of_blocks(num_rows, ROW_THREADS);
+    // SAFETY: `params` mirrors the kernels'; `check` saw that `x` and the masks hold the rows, and the scratch holds the rest.
+    unsafe { launcher.run(&format!("code_rows_{rows}"), of_rows, &params)? };
     let turns = Shape::of_blocks(TURN_BLOCKS * limits.num_multiprocessors, BLOCK_THREADS);
     let num_tiles = params.num_tiles as usize;
     let (scan, scan_shape) = match config.kind {
@@ -247,14 +275,10 @@ fn launch(
             (entry, shape)
         }
     };
-    let num_rows = params.num_rows as usize;
     let num_parts = (num_tiles * HeadCodes::TILE_CHANNELS / 16).div_ceil(PART_GROUPS);
-    // SAFETY: `params` mirrors the kernels'; `check` saw that `x` and the masks hold the rows, the head was made for `exact`,
-    // and the scratch holds the rest. The ring and the codes of the rows fit a block, and no more clusters run than the GPU
-    // holds at a time.
+    // SAFETY: as above; the head was made for `exact`, the ring and the codes of the rows fit a block, and no more clusters run
+    // than the GPU holds at a time.
     unsafe {
-        let of_rows = Shape::of_blocks(num_rows, BLOCK_THREADS);
-        launcher.run(&format!("code_rows_{rows}"), of_rows, &params)?;
         launcher.run(&scan, scan_shape, &params)?;
         let parts = Shape::of_blocks(num_rows * num_parts, BLOCK_THREADS);
         launcher.run("select_survivors", parts, &params)?;
