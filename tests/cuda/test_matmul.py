@@ -13,8 +13,9 @@ from specpilot_rs._core import kernels
 from tests.kernels.bfloat16 import from_bits, to_bits
 
 ROW_COUNTS = [1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64]
-# Channels and columns: one tile, padding on both sides, one octet, two, four, eight of uneven slices.
-SHAPES = [(16, 128), (109, 250), (333, 1000), (48, 2560), (272, 5120), (160, 6144), (96, 17408)]
+# Channels and columns: one tile, padding on both sides, several tiles a block; one octet, two, four, eight of
+# uneven slices.
+SHAPES = [(16, 128), (109, 250), (333, 1000), (4240, 600), (48, 2560), (272, 5120), (160, 6144), (96, 17408)]
 
 
 def weights(rng: np.random.Generator, n: int, k: int, escape_rate: float) -> np.ndarray:
