@@ -25,7 +25,12 @@ PAIRINGS = {
     "qwen3_5_text": (drafters.dflash, drafters.deepspec),
     "llama_rope_scaling": (drafters.eagle3, drafters.dflash),
     "llama_rope_parameters": (drafters.eagle3, drafters.dflash),
-    "gemma4_unified": (drafters.eagle3_speculators, drafters.dflash, drafters.dflash_speculators),
+    "gemma4_unified": (
+        drafters.eagle3_speculators,
+        drafters.gemma_dspark,
+        drafters.dflash,
+        drafters.dflash_speculators,
+    ),
     "muse_glimmer": (drafters.muse_assistant, drafters.dflash2),
 }
 TREES = {
@@ -35,6 +40,7 @@ TREES = {
     drafters.dflash2: ("chain", "conditional"),
     drafters.dspark: ("chain", "conditional"),
     drafters.deepspec: ("chain", "conditional"),
+    drafters.gemma_dspark: ("chain", "conditional"),
     drafters.eagle3: ("chain", "conditional"),
     drafters.eagle3_speculators: ("chain", "conditional"),
 }
@@ -135,9 +141,9 @@ def test_formats_that_are_not_served_name_themselves(tmp_path: Path) -> None:
     maker = drafters.Maker(FAMILIES / "gemma4_unified")
     drafters.deepspec(maker, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    config["architectures"] = ["Gemma4DSparkModel"]
+    config["architectures"] = ["Gemma3DSparkModel"]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(DrafterError, match=r"Gemma4DSparkModel.*MuseGlimmerAssistantModel"):
+    with pytest.raises(DrafterError, match=r"Gemma3DSparkModel.*Gemma4DSparkModel"):
         open_family("gemma4_unified", speculative_config={"model": str(tmp_path)})
 
 

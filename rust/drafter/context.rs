@@ -9,6 +9,7 @@ use std::convert::Infallible;
 
 use super::config::BlockConfig;
 use super::context_length::ContextLength;
+use super::heads_of_rows::KeysValues;
 use super::weights::{BlockWeights, multiply_all};
 use super::{ContextRows, DraftAnchor};
 use crate::cache::pages::{KvCache, KvShape, KvTail};
@@ -20,7 +21,6 @@ use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
 use crate::kernels::paths::{MAX_PATH_ROWS, row_bucket};
 use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::rms_norm::{NormEpilogue, RmsNorm, RmsNormArgs};
-use crate::kernels::rope::{Rope, RopeArgs};
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::kernels::{Kernel, check_size};
 
@@ -114,14 +114,7 @@ struct Scratch<B = Buffer<f32>> {
     taps: B,
     fused: B,
     hidden: B,
-    layers: Vec<LayerScratch<B>>,
-}
-
-/// Of one layer.
-struct LayerScratch<B = Buffer<f32>> {
-    k_raw: B,
-    k: B,
-    v: B,
+    layers: Vec<KeysValues<B>>,
 }
 
 impl<B> Scratch<B> {
@@ -135,13 +128,7 @@ impl<B> Scratch<B> {
             fused: rows(config.hidden_size)?,
             hidden: rows(config.hidden_size)?,
             layers: (config.layers.iter())
-                .map(|_| {
-                    Ok(LayerScratch {
-                        k_raw: rows(config.kv_dim())?,
-                        k: rows(config.kv_dim())?,
-                        v: rows(config.kv_dim())?,
-                    })
-                })
+                .map(|_| KeysValues::with(config, &mut rows))
                 .collect::<Result<_, E>>()?,
         })
     }
@@ -356,9 +343,7 @@ impl Contexts {
         num_rows: usize,
     ) -> Result<()> {
         let Model {
-            config,
-            weights,
-            inverse_frequencies,
+            config, weights, ..
         } = model;
         let s = &mut self.scratch;
         GatherTaps::run(
@@ -388,39 +373,11 @@ impl Contexts {
         )?;
         // All layers read the same rows: one launch for as many of them as it takes.
         let products = weights.layers.iter().zip(&mut s.layers);
-        let products = products.flat_map(|(layer, rows)| {
-            [
-                (&layer.k_proj, &mut rows.k_raw),
-                (&layer.v_proj, &mut rows.v),
-            ]
-        });
+        let values = config.body.values;
+        let products = products.flat_map(|(layer, rows)| rows.products(layer, values));
         multiply_all(device, &s.hidden, num_rows, products)?;
         for (layer, rows) in weights.layers.iter().zip(&mut s.layers) {
-            RmsNorm::run(
-                device,
-                RmsNormArgs {
-                    x: &rows.k_raw,
-                    x_offset: 0,
-                    x_stride: config.head_dim,
-                    num_vectors: num_rows * config.num_kv_heads,
-                    width: config.head_dim,
-                    weight: Some(&layer.k_norm),
-                    eps: config.rms_norm_eps,
-                    epilogue: NormEpilogue::Store,
-                    y: &mut rows.k,
-                },
-            )?;
-            Rope::run(
-                device,
-                RopeArgs {
-                    x: &mut rows.k,
-                    num_heads: config.num_kv_heads,
-                    head_dim: config.head_dim,
-                    positions: &self.positions,
-                    inverse_frequencies,
-                    pair_offset: config.head_dim / 2,
-                },
-            )?;
+            rows.finish(device, model, layer, &self.positions)?;
         }
         let [whole_rows, ring_rows] = &self.chunk_rows;
         for (cache, placed, is_windowed) in [

@@ -34,6 +34,7 @@ pub mod rms_norm;
 pub mod rope;
 pub mod round_rows;
 pub mod sample_rows;
+pub mod shape_logits;
 pub mod simd;
 pub mod skinny_matmul;
 pub mod skinny_weights;

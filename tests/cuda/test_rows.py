@@ -90,6 +90,16 @@ def test_rope_turns_by_the_rows_position_alone(
         np.testing.assert_array_equal(bits(alone[0]), bits(got[row]))
 
 
+@pytest.mark.parametrize(("multiplier", "softcap"), [(0.25, None), (1.0, 30.0)])
+def test_shaped_logits(multiplier: float, softcap: float | None) -> None:
+    logits = 20 * normal(6, 3, 5003)
+    logits[:, :4] = [0, 1e4, -1e4, 1e-6]
+    scaled = multiplier * logits.astype(np.float64)
+    want = scaled if softcap is None else softcap * np.tanh(scaled / softcap)
+    got = kernels.shape_logits(logits, multiplier, softcap, **GPU)
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["silu", "sigmoid", "gelu_tanh"])
 @pytest.mark.parametrize("width", [1, 31, 768, 17408])
 def test_gates(kind: str, width: int) -> None:
@@ -104,8 +114,8 @@ def test_gates(kind: str, width: int) -> None:
     want = sigmoid * y if kind == "sigmoid" else gate * sigmoid * y
     if kind == "gelu_tanh":
         want = gate / (1 + np.exp(np.minimum(-2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3), 700))) * y
-    # Where the sum of 1 and an exponential overflows, fp32 gives 0. An exponential is off by its argument's rounding, and
-    # that of a gelu is a sum itself.
+    # Where the sum of 1 and an exponential overflows, fp32 gives 0. An exponential is off by its argument's
+    # rounding, and that of a gelu is a sum itself.
     np.testing.assert_allclose(got, want, rtol=2e-5 if kind == "gelu_tanh" else 2e-6, atol=1e-37)
     for row in (0, 1, 32):
         alone = kernels.gate(kind, x[row], 3, width + 7, y[row : row + 1], **GPU)
