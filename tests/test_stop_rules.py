@@ -1,4 +1,4 @@
-"""Ends of turns, beginning tokens and thinking switches of each family, by a tokenizer of its control tokens."""
+"""Ends of turns, beginning tokens and thinking switches of each family, by tokenizers of control tokens."""
 
 from __future__ import annotations
 
