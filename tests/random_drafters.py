@@ -21,6 +21,7 @@ class Maker:
     def __init__(self, target: Path, seed: int = 0) -> None:
         config = json.loads((target / "config.json").read_text())
         text = config.get("text_config", config)
+        self.text = text
         self.hidden, self.vocab = text["hidden_size"], text["vocab_size"]
         self.num_layers = text["num_hidden_layers"]
         self.taps = list(range(min(3, self.num_layers - 1)))
@@ -177,6 +178,58 @@ def deepspec(maker: Maker, directory: Path) -> str:
         layer_types=["full_attention"] * NUM_LAYERS,
     )
     return maker.write(directory, {"architectures": ["Qwen3DSparkModel"], **config})
+
+
+def gemma_dspark(maker: Maker, directory: Path) -> str:
+    """DeepSpec for Gemma 4: the target's text config, norms on both sides, values made of keys."""
+    text, hidden = maker.text, maker.hidden
+    head_dim, inter = text["global_head_dim"], text["intermediate_size"]
+    shares_keys = text["attention_k_eq_v"]
+    kv_heads = text["num_global_key_value_heads" if shares_keys else "num_key_value_heads"]
+    heads = text["num_attention_heads"]
+    maker.add("fc.weight", hidden, len(maker.taps) * hidden)
+    for name in ("hidden_norm", "norm"):
+        maker.add(f"{name}.weight", hidden, offset=1.0)
+    for index in range(NUM_LAYERS):
+        prefix = f"layers.{index}"
+        norms = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+        for name in norms:
+            maker.add(f"{prefix}.{name}_layernorm.weight", hidden, offset=1.0)
+        maker.add(f"{prefix}.layer_scalar", 1, offset=0.5)
+        maker.add(f"{prefix}.self_attn.q_proj.weight", heads * head_dim, hidden)
+        for name in ("k",) if shares_keys else ("k", "v"):
+            maker.add(f"{prefix}.self_attn.{name}_proj.weight", kv_heads * head_dim, hidden)
+        maker.add(f"{prefix}.self_attn.o_proj.weight", hidden, heads * head_dim)
+        for name in ("q_norm", "k_norm"):
+            maker.add(f"{prefix}.self_attn.{name}.weight", head_dim, scale=0.05, offset=0.4)
+        for name in ("gate", "up"):
+            maker.add(f"{prefix}.mlp.{name}_proj.weight", inter, hidden, scale=0.3)
+        maker.add(f"{prefix}.mlp.down_proj.weight", hidden, inter)
+    maker.add("embed_tokens.weight", maker.vocab, hidden)
+    maker.add("lm_head.weight", maker.vocab, hidden)
+    maker.add("markov_head.markov_w1.weight", maker.vocab, RANK, scale=0.7)
+    maker.add("markov_head.markov_w2.weight", maker.vocab, RANK, scale=0.7)
+    maker.add("confidence_head.proj.weight", 1, hidden + RANK)
+    maker.add("confidence_head.proj.bias", 1)
+    config = {
+        **text,
+        "architectures": ["Gemma4DSparkModel"],
+        "target_model_type": "gemma4_unified",
+        "target_text_model_type": text["model_type"],
+        "num_target_layers": maker.num_layers,
+        "num_hidden_layers": NUM_LAYERS,
+        "layer_types": ["full_attention"] * NUM_LAYERS,
+        "tie_word_embeddings": False,
+        "block_size": BLOCK,
+        "mask_token_id": 4,
+        "target_layer_ids": maker.taps,
+        "num_anchors": 512,
+        "markov_rank": RANK,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+    }
+    return maker.write(directory, config)
 
 
 def offsets(maker: Maker, num_drafted: int) -> None:

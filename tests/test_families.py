@@ -26,9 +26,15 @@ PAIRINGS = {
     "qwen3_5_text": (drafters.dflash, drafters.deepspec),
     "llama_rope_scaling": (drafters.eagle3, drafters.dflash),
     "llama_rope_parameters": (drafters.eagle3, drafters.dflash),
-    "gemma4_unified": (drafters.eagle3_speculators, drafters.dflash, drafters.dflash_speculators),
+    "gemma4_unified": (
+        drafters.eagle3_speculators,
+        drafters.gemma_dspark,
+        drafters.dflash,
+        drafters.dflash_speculators,
+    ),
     "muse_glimmer": (drafters.muse_assistant, drafters.dflash2),
 }
+ALL_FAMILIES = sorted(directory.name for directory in FAMILIES.iterdir() if directory.is_dir())
 TREES = {
     drafters.dflash: ("chain", "ddtree"),
     drafters.dflash_speculators: ("chain", "ddtree"),
@@ -36,6 +42,7 @@ TREES = {
     drafters.dflash2: ("chain", "conditional"),
     drafters.dspark: ("chain", "conditional"),
     drafters.deepspec: ("chain", "conditional"),
+    drafters.gemma_dspark: ("chain", "conditional"),
     drafters.eagle3: ("chain", "conditional"),
     drafters.eagle3_speculators: ("chain", "conditional"),
 }
@@ -136,9 +143,9 @@ def test_formats_that_are_not_served_name_themselves(tmp_path: Path) -> None:
     maker = drafters.Maker(FAMILIES / "gemma4_unified")
     drafters.deepspec(maker, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    config["architectures"] = ["Gemma4DSparkModel"]
+    config["architectures"] = ["Gemma3DSparkModel"]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(DrafterError, match=r"Gemma4DSparkModel.*MuseGlimmerAssistantModel"):
+    with pytest.raises(DrafterError, match=r"Gemma3DSparkModel.*Gemma4DSparkModel"):
         open_family("gemma4_unified", speculative_config={"model": str(tmp_path)})
 
 
@@ -175,37 +182,45 @@ def test_tables_of_a_reduced_vocabulary_are_checked(
 PREFIX = "model.language_model.layers.1."
 
 
+def named(tensors: Tensors, part: str) -> str:
+    """The tensor of layer 1 whose name ends in `part`, whatever the family's prefix is."""
+    [name] = [name for name in tensors if name.endswith(f".layers.1.{part}") and "visi" not in name]
+    return name
+
+
 def renamed(tensors: Tensors) -> None:
-    tensors[f"{PREFIX}post_feedforward_norm.weight"] = tensors.pop(
-        f"{PREFIX}post_feedforward_layernorm.weight"
-    )
+    name = named(tensors, "post_attention_layernorm.weight")
+    tensors[name.replace("layernorm", "norm")] = tensors.pop(name)
 
 
 def dropped(tensors: Tensors) -> None:
-    del tensors[f"{PREFIX}self_attn.v_proj.weight"]
+    del tensors[named(tensors, "mlp.down_proj.weight")]
 
 
 def transposed(tensors: Tensors) -> None:
-    dtype, shape, data = tensors[f"{PREFIX}mlp.up_proj.weight"]
-    values = np.frombuffer(data, np.uint16).reshape(shape).T
-    tensors[f"{PREFIX}mlp.up_proj.weight"] = (dtype, list(values.shape), values.tobytes())
+    name = named(tensors, "mlp.up_proj.weight")
+    dtype, shape, data = tensors[name]
+    width = len(data) // int(np.prod(shape))
+    values = np.frombuffer(data, f"V{width}").reshape(shape).T
+    tensors[name] = (dtype, list(values.shape), values.tobytes())
 
 
 def of_another_dtype(tensors: Tensors) -> None:
-    _, shape, data = tensors[f"{PREFIX}mlp.up_proj.weight"]
-    tensors[f"{PREFIX}mlp.up_proj.weight"] = ("F16", shape, data)
+    name = named(tensors, "mlp.up_proj.weight")
+    _, shape, _ = tensors[name]
+    tensors[name] = ("F16", shape, bytes(2 * int(np.prod(shape))))
 
 
-@pytest.mark.parametrize("family", ["gemma4_unified", "muse_glimmer"])
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (
             renamed,
-            r"layers.1.post_feedforward_layernorm.weight` .* missing; the checkpoint has .*feedforward_norm",
+            r"layers.1.post_attention_layernorm.weight` .* missing; the checkpoint has .*attention_norm",
         ),
-        (dropped, r"layers.1.self_attn.v_proj.weight` with shape \[64, 64\] is missing$"),
-        (transposed, r"up_proj.weight` should have shape \[\d+, 64\], got \[64, \d+\]"),
+        (dropped, r"layers.1.mlp.down_proj.weight` with shape \[\d+, \d+\] is missing$"),
+        (transposed, r"up_proj.weight` should have shape \[(\d+), (\d+)\], got \[\2, \1\]"),
         (of_another_dtype, "up_proj.weight` should have dtype BF16, W12 or F8_E4M3, got F16"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -214,10 +229,13 @@ def test_damaged_checkpoints_say_what_is_wrong(
     tmp_path: Path, family: str, damage: Any, message: str
 ) -> None:
     shutil.copytree(FAMILIES / family, tmp_path / "model")
-    file = tmp_path / "model" / "model.safetensors"
-    tensors = read_tensors(file)
+    shards = sorted((tmp_path / "model").glob("*.safetensors"))
+    tensors = {name: tensor for shard in shards for name, tensor in read_tensors(shard).items()}
     damage(tensors)
-    write_tensors(file, tensors)
+    for shard in shards:
+        shard.unlink()
+    (tmp_path / "model" / "model.safetensors.index.json").unlink(missing_ok=True)
+    write_tensors(tmp_path / "model" / "model.safetensors", tensors)
     with pytest.raises(CheckpointError, match=message):
         LLM(str(tmp_path / "model"), skip_tokenizer_init=True)
 

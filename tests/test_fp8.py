@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from specpilot_rs import LLM, CheckpointError, OptionError, SamplingParams
 
+from . import random_drafters as drafters
 from .conftest import FIXTURES
 from .safetensors_file import Tensors, read_tensors, write_tensors
 
@@ -86,6 +87,29 @@ def test_speculation_changes_no_bit(weight_format: str, tree: str) -> None:
     for name in ("logits", "residual_l2", "gdn_state"):
         got, want = getattr(output.record, name), getattr(plain.record, name)
         np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
+
+
+@pytest.fixture(scope="module")
+def random_drafter(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """DFlash2 of random weights: nearly all it drafts is wrong."""
+    return drafters.dflash2(drafters.Maker(CASE), tmp_path_factory.mktemp("drafter"))
+
+
+@pytest.mark.parametrize("weight_format", ["fp8", "fp8_w8a8"])
+def test_wrong_drafts_change_no_bit(weight_format: str, random_drafter: str) -> None:
+    options = {"weight_format": weight_format, "max_model_len": 256}
+    prompts = [PROMPT, {"prompt_token_ids": PROMPT["prompt_token_ids"][:31]}]
+    plain = open_model(CASE, **options).generate(prompts, PARAMS, use_tqdm=False, record_logits=True)
+    for tree in ("chain", "conditional"):
+        config = {"model": random_drafter, "tree": tree, "tree_nodes": 12, "num_speculative_tokens": 5}
+        llm = open_model(CASE, speculative_config=config, max_num_seqs=2, **options)
+        outputs = llm.generate(prompts, PARAMS, use_tqdm=False, record_logits=True)
+        assert sum(output.metrics.num_draft_tokens for output in outputs) > 0
+        for output, want in zip(outputs, plain, strict=True):
+            assert output.outputs[0].token_ids == want.outputs[0].token_ids
+            for name in ("logits", "residual_l2", "gdn_state"):
+                got, right = getattr(output.record, name), getattr(want.record, name)
+                np.testing.assert_array_equal(got.view(np.uint32), right.view(np.uint32))
 
 
 @pytest.mark.parametrize("weight_format", ["auto", "fp8", "fp8_w8a8"])

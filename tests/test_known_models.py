@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 from specpilot_rs import known_models
 
@@ -25,3 +29,30 @@ def test_taps_lie_within_their_targets():
         # The last layer's output is not tapped.
         assert all(tap < num_layers - 1 for tap in pair.taps)
         assert pair.method in ("dflash", "dflash2", "dspark", "eagle3", "ngram")
+
+
+def test_every_claim_stands_on_a_test():
+    """The tests are there, under the very names; that they pass is their own business."""
+    root = Path(__file__).parents[1]
+    claims = {test for pair in known_models.PAIRS for test in (pair.target_test, pair.drafter_test)}
+    python = {test for test in claims if test.startswith("tests/")}
+    files = sorted({test.partition("::")[0] for test in python})
+    listing = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert python <= set(listing.stdout.splitlines())
+    for test in claims - python:
+        file, _, name = test.partition("::")
+        text = (root / file).read_text(encoding="utf-8")
+        assert re.search(rf"#\[test\]\nfn {name}\(\)", text), test
+
+
+def test_claims_are_of_the_drafters_own_kind():
+    for pair in known_models.PAIRS:
+        assert pair.target_verified == known_models.GOLDEN
+        if pair.drafter_verified == known_models.TRAINED:
+            assert pair.drafter_test.endswith(f"[{pair.method}]")

@@ -25,6 +25,7 @@ mod rms_norm;
 mod rope;
 mod round_rows;
 mod sample_rows;
+mod shape_logits;
 mod tree_attention;
 mod w12_matmul;
 
@@ -40,6 +41,7 @@ criterion_group! {
         draft_select::bench, embed_rows::bench, fp8_matmul::bench, gate::bench, gather_taps::bench,
         gdn_fold::bench, gdn_recurrent::bench, gdn_wy::bench, greedy_argmax::bench, lm_head_screen::bench,
         plant_matrix::bench, rms_norm::bench, rope::bench, round_rows::bench, sample_rows::bench,
+        shape_logits::bench,
         tree_attention::bench, w12_matmul::bench
 }
 criterion_main!(kernels);

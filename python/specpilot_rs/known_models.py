@@ -13,8 +13,10 @@ GOLDEN = "golden values"
 """A tiny checkpoint of this family gives an independent implementation's logits and text."""
 TRAINED = "trained drafts"
 """A small trained drafter of this kind drafts what an independent implementation drafts."""
+EQUATIONS = "equations"
+"""A tiny file in this layout drafts what the published equations give in float64."""
 FORMAT = "format"
-"""A tiny file in this layout, names and keys alike, loads and changes no token."""
+"""A tiny file in this layout, if it has any, names and keys alike, loads and changes no token."""
 CONFIG = "config"
 """The published config is read, and gives the published shapes."""
 
@@ -32,6 +34,10 @@ class KnownPair:
     formats: tuple[str, ...]
     target_verified: str
     drafter_verified: str
+    target_test: str
+    """The test that the claim of the target stands on, as its runner names it."""
+    drafter_test: str
+    """Likewise of the drafter."""
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the pair as JSON-ready values."""
@@ -41,81 +47,91 @@ class KnownPair:
 _QWEN_27B, _QWEN_4B = "Qwen/Qwen3.8-27B", "Qwen/Qwen3.5-4B"
 _GEMMA, _MUSE = "google/gemma-4-12B-it", "meta-models/Muse-Glimmer-30B"
 _LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+_ANY = "any of these"
 _BF16 = ("bf16", "w12")
 _FP8 = (*_BF16, "fp8")
+_FIXTURES = {
+    _QWEN_27B: "qwen3_5_wrapper",
+    _QWEN_4B: "qwen3_5_text",
+    _LLAMA: "llama_rope_scaling",
+    _GEMMA: "gemma4_unified",
+    _MUSE: "muse_glimmer",
+    _ANY: "qwen3_5_wrapper",
+}
+"""The tiny checkpoint of each target's kind."""
+_LOADS = "tests/test_families.py::test_drafters_of_a_family_change_no_bit"
+_LOOKS_UP = "tests/test_families.py::test_prompt_lookup_changes_no_bit[conditional-0-qwen3_5_wrapper]"
+_FOLLOWS = "tests/test_gemma_drafter.py::test_drafts_follow_the_equations[values of keys]"
+_READS = "rust/drafter/config/tests.rs::a_published_config_gives_the_published_tensors"
+
+
+def _pair(
+    target: str,
+    drafter: str | None,
+    method: str,
+    layout: str,
+    block_size: int | None,
+    taps: tuple[int, ...],
+    verified: str = TRAINED,
+    test: str | None = None,
+) -> KnownPair:
+    return KnownPair(
+        target,
+        drafter,
+        method,
+        layout,
+        block_size,
+        taps,
+        _FP8 if target in (_QWEN_27B, _ANY) else _BF16,
+        GOLDEN,
+        verified,
+        f"tests/test_golden.py::test_scores_match_reference[{_FIXTURES[target]}]",
+        test or f"tests/test_golden_drafts.py::test_every_round_drafts_the_same_chain[{method}]",
+    )
+
+
+_QWEN_TAPS, _MUSE_TAPS = (1, 8, 15, 22, 29), (1, 13, 25, 37, 49)
+_ASSISTANT = f"{_LOADS}[muse_glimmer-muse_assistant]"
+_GEMMA_EAGLE = f"{_LOADS}[gemma4_unified-eagle3_speculators]"
 
 PAIRS = (
-    KnownPair(
-        _QWEN_27B,
-        "z-lab/Qwen3.8-27B-DFlash2",
-        "dflash2",
-        "z-lab",
-        8,
-        (5, 19, 33, 47, 61),
-        _FP8,
-        GOLDEN,
-        TRAINED,
+    _pair(_QWEN_27B, "z-lab/Qwen3.8-27B-DFlash2", "dflash2", "z-lab", 8, (5, 19, 33, 47, 61)),
+    _pair(_QWEN_27B, "RadixArk/Qwen3.8-27B-DSpark", "dspark", "SpecForge", 7, ()),
+    _pair(_QWEN_4B, "z-lab/Qwen3.5-4B-DFlash", "dflash", "z-lab", 16, _QWEN_TAPS),
+    _pair(_LLAMA, "z-lab's DFlash of this target (UltraChat)", "dflash", "z-lab", 10, _QWEN_TAPS),
+    _pair(_LLAMA, "any EAGLE-3 of this target", "eagle3", "EAGLE", None, (1, 15, 28)),
+    _pair(
+        _GEMMA,
+        "DeepSpec's DSpark of this target",
+        "dspark",
+        "DeepSpec",
+        7,
+        (5, 17, 29, 41, 46),
+        EQUATIONS,
+        _FOLLOWS,
     ),
-    KnownPair(_QWEN_27B, "RadixArk/Qwen3.8-27B-DSpark", "dspark", "SpecForge", 7, (), _FP8, GOLDEN, TRAINED),
-    KnownPair(
-        _QWEN_4B,
-        "z-lab/Qwen3.5-4B-DFlash",
-        "dflash",
-        "z-lab",
-        16,
-        (1, 8, 15, 22, 29),
-        _BF16,
-        GOLDEN,
-        TRAINED,
-    ),
-    KnownPair(
-        _LLAMA,
-        "z-lab's DFlash of this target (UltraChat)",
-        "dflash",
-        "z-lab",
-        10,
-        (1, 8, 15, 22, 29),
-        _BF16,
-        GOLDEN,
-        TRAINED,
-    ),
-    KnownPair(
-        _LLAMA, "any EAGLE-3 of this target", "eagle3", "EAGLE", None, (1, 15, 28), _BF16, GOLDEN, TRAINED
-    ),
-    KnownPair(
+    _pair(
         _GEMMA,
         "any EAGLE-3 of this target",
         "eagle3",
         "speculators",
         None,
         (1, 23, 44),
-        _BF16,
-        GOLDEN,
         FORMAT,
+        _GEMMA_EAGLE,
     ),
-    KnownPair(
+    _pair(
         _MUSE,
         "meta-models/Muse-Glimmer-30B-assistant",
         "dflash",
         "Muse assistant",
         16,
-        (1, 13, 25, 37, 49),
-        _BF16,
-        GOLDEN,
+        _MUSE_TAPS,
         FORMAT,
+        _ASSISTANT,
     ),
-    KnownPair(
-        _MUSE,
-        "Muse-Glimmer-30B-DFlash2",
-        "dflash2",
-        "z-lab",
-        16,
-        (1, 13, 25, 37, 49),
-        _BF16,
-        GOLDEN,
-        CONFIG,
-    ),
-    KnownPair("any of these", None, "ngram", "no files", None, (), _FP8, GOLDEN, TRAINED),
+    _pair(_MUSE, "Muse-Glimmer-30B-DFlash2", "dflash2", "z-lab", 16, _MUSE_TAPS, CONFIG, _READS),
+    _pair(_ANY, None, "ngram", "no files", None, (), FORMAT, _LOOKS_UP),
 )
 """Taps are 0-based layer outputs; none where the publisher's file says them and nobody else."""
 
@@ -145,7 +161,8 @@ def table() -> list[str]:
     notes = [
         f"{GOLDEN}: a tiny checkpoint of the family gives an independent implementation's logits and text",
         f"{TRAINED}: a small trained drafter of the kind drafts as an independent implementation does",
-        f"{FORMAT}: a tiny file of the layout loads and changes no token",
+        f"{EQUATIONS}: a tiny file of the layout drafts what the published equations give",
+        f"{FORMAT}: a tiny file of the layout, where there are files, loads and changes no token",
         f"{CONFIG}: the published config gives the published shapes",
     ]
     return [lines[0], "-" * max(map(len, lines)), *lines[1:], "", *notes]

@@ -10,6 +10,7 @@ use std::convert::Infallible;
 use super::DraftAnchor;
 use super::config::BlockConfig;
 use super::context::{Contexts, Model};
+use super::heads_of_rows::{KeysValues, heads_of, turn};
 use super::weights::{ConvWeights, LayerWeights, multiply_all};
 use crate::device::{Buffer, Device, Staged};
 use crate::error::Result;
@@ -20,7 +21,6 @@ use crate::kernels::draft_block::{DraftBlock, DraftBlockArgs};
 use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
 use crate::kernels::matmul_rows::{MatmulInput, MatmulRows};
 use crate::kernels::rms_norm::{NormOutput, RmsNorm, RmsNormArgs};
-use crate::kernels::rope::{HeadNorm, Rope, RopeArgs, RopeHeads, Rotation};
 use crate::kernels::w12_matmul::WeightView;
 use crate::weights::Linear;
 
@@ -30,15 +30,13 @@ pub(super) struct Block<B = Buffer<f32>> {
     residual: B,
     /// A sublayer's input, after its norm and convolution; activations of the MLP's last matmul.
     rows: MatmulRows<B>,
-    /// A sublayer's input before the convolution, and its output before the convolution.
-    unconvolved: B,
+    /// A sublayer's input before the convolution, and its output before the convolution or the norm behind it.
+    sublayer: B,
     /// Predicted convolution kernels.
     conv_delta: B,
     q_raw: B,
     q: B,
-    k_raw: B,
-    k: B,
-    v: B,
+    keys_values: KeysValues<B>,
     attended: B,
     gate: B,
     up: B,
@@ -97,14 +95,12 @@ impl<B> Block<B> {
         Ok(Self {
             residual: rows(hidden)?,
             rows: MatmulRows::with(hidden.max(config.intermediate_size), &mut rows)?,
-            unconvolved: rows(hidden)?,
+            sublayer: rows(hidden)?,
             conv_delta: rows(delta)?,
-            q_raw: rows(config.q_dim())?,
-            q: rows(config.q_dim())?,
-            k_raw: rows(config.kv_dim())?,
-            k: rows(config.kv_dim())?,
-            v: rows(config.kv_dim())?,
-            attended: rows(config.q_dim())?,
+            q_raw: rows(config.body.q_dim())?,
+            q: rows(config.body.q_dim())?,
+            keys_values: KeysValues::with(config, &mut rows)?,
+            attended: rows(config.body.q_dim())?,
             gate: rows(config.intermediate_size)?,
             up: rows(config.intermediate_size)?,
             hidden: rows(hidden)?,
@@ -218,54 +214,30 @@ impl Block {
         let layer = &model.weights.layers[layer_index];
         let conv = layer.attention_conv.as_ref();
         self.enter(device, config, &layer.input_norm, conv, rows)?;
-        let products = [
-            (&layer.q_proj, &mut self.q_raw),
-            (&layer.k_proj, &mut self.k_raw),
-            (&layer.v_proj, &mut self.v),
-        ];
+        let keys_values = self.keys_values.products(layer, config.body.values);
+        let products = std::iter::once((&layer.q_proj, &mut self.q_raw)).chain(keys_values);
         multiply_all(device, &self.rows, num_rows, products)?;
-        let heads = [
-            (&self.q_raw, &layer.q_norm, config.num_heads, &mut self.q),
-            (&self.k_raw, &layer.k_norm, config.num_kv_heads, &mut self.k),
-        ];
-        let heads = heads.map(|(x, weight, num_heads, y)| RopeHeads {
-            norm: Some(HeadNorm {
-                x,
-                x_stride: config.head_dim,
-                weight: Some(weight),
-                eps: config.rms_norm_eps,
-            }),
-            num_heads,
-            y,
-        });
-        Rope::run(
-            device,
-            RopeArgs {
-                heads: heads.into(),
-                head_dim: config.head_dim,
-                positions: &self.lists.positions,
-                rotation: Some(Rotation {
-                    inverse_frequencies: model.inverse_frequencies,
-                    pair_offset: config.head_dim / 2,
-                }),
-            },
-        )?;
+        self.keys_values.finish_values(device, config, num_rows)?;
+        let (raw, norm, num_heads) = (&self.q_raw, &layer.q_norm, config.body.num_heads);
+        let queries = heads_of(config, raw, norm, num_heads, &mut self.q);
+        let keys = self.keys_values.key_heads(config, layer);
+        turn(device, model, &self.lists.positions, vec![queries, keys])?;
         let (k_pages, v_pages) = contexts.k_v(layer_index);
         let sight = config.layers[layer_index];
         DraftBlock::run(
             device,
             DraftBlockArgs {
                 q: &self.q,
-                k_block: &self.k,
-                v_block: &self.v,
+                k_block: &self.keys_values.k,
+                v_block: &self.keys_values.v,
                 k_pages,
                 v_pages,
                 contexts: contexts.seen_in(layer_index),
                 block_size: rows.block_size,
-                q_heads: config.num_heads,
-                kv_heads: config.num_kv_heads,
-                head_dim: config.head_dim,
-                scale: (config.head_dim as f64).powf(-0.5) as f32 * config.rope.score_factor(),
+                q_heads: config.body.num_heads,
+                kv_heads: config.body.num_kv_heads,
+                head_dim: config.body.head_dim,
+                scale: config.body.score_scale,
                 window: sight.window,
                 causal: sight.causal,
                 out: &mut self.attended,
@@ -274,12 +246,12 @@ impl Block {
         let out = Output {
             linear: &layer.o_proj,
             x: (&self.attended).into(),
-            conv,
+            end: End::behind(conv, layer.post_norm(config, Sublayer::Attention)),
         };
         out.add_to(
             device,
             &mut self.residual,
-            &mut self.unconvolved,
+            &mut self.sublayer,
             &self.conv_delta,
             rows,
         )
@@ -295,7 +267,7 @@ impl Block {
     ) -> Result<()> {
         let num_rows = rows.num_rows;
         let conv = layer.mlp_conv.as_ref();
-        self.enter(device, config, &layer.post_attention_norm, conv, rows)?;
+        self.enter(device, config, &layer.mlp_norm, conv, rows)?;
         let (x, gate, up) = (&mut self.rows, &mut self.gate, &mut self.up);
         layer
             .mlp
@@ -303,12 +275,12 @@ impl Block {
         let out = Output {
             linear: &layer.mlp.down_proj,
             x: (&self.rows).into(),
-            conv,
+            end: End::behind(conv, layer.post_norm(config, Sublayer::Mlp)),
         };
         out.add_to(
             device,
             &mut self.residual,
-            &mut self.unconvolved,
+            &mut self.sublayer,
             &self.conv_delta,
             rows,
         )
@@ -324,7 +296,7 @@ impl Block {
         rows: &Rows<'_>,
     ) -> Result<()> {
         let normed = match conv {
-            Some(_) => NormOutput::from(&mut self.unconvolved),
+            Some(_) => NormOutput::from(&mut self.sublayer),
             None => NormOutput::from(&mut self.rows),
         };
         RmsNorm::run(
@@ -345,21 +317,70 @@ impl Block {
         };
         conv.projection.forward(
             device,
-            &self.unconvolved,
+            &self.sublayer,
             rows.num_rows,
             &mut self.conv_delta,
             Epilogue::Store,
         )?;
-        let (x, y) = (&self.unconvolved, (&mut self.rows).into());
+        let (x, y) = (&self.sublayer, (&mut self.rows).into());
         conv.run(device, ConvSide::Input, x, &self.conv_delta, rows, y)
     }
 }
 
-/// The end of a sublayer: its last projection and, in DFlash2, the second convolution.
+/// The end of a sublayer: its last projection, and what its product goes through before it is added.
 struct Output<'a> {
     linear: &'a Linear,
     x: MatmulInput<'a>,
-    conv: Option<&'a ConvWeights>,
+    end: End<'a>,
+}
+
+/// What lies between a sublayer's last projection and the residual stream.
+#[derive(Clone, Copy)]
+enum End<'a> {
+    Nothing,
+    /// DFlash2's second convolution.
+    Conv(&'a ConvWeights),
+    /// A norm.
+    Norm(PostNorm<'a>),
+}
+
+/// The norm behind a sublayer, and what the residual stream is multiplied by once it is added.
+#[derive(Clone, Copy)]
+struct PostNorm<'a> {
+    weight: &'a Buffer<f32>,
+    eps: f32,
+    factor: f32,
+}
+
+enum Sublayer {
+    Attention,
+    Mlp,
+}
+
+impl<'a> End<'a> {
+    /// No format has both.
+    fn behind(conv: Option<&'a ConvWeights>, norm: Option<PostNorm<'a>>) -> Self {
+        match (conv, norm) {
+            (Some(conv), _) => Self::Conv(conv),
+            (None, Some(norm)) => Self::Norm(norm),
+            (None, None) => Self::Nothing,
+        }
+    }
+}
+
+impl LayerWeights {
+    fn post_norm(&self, config: &BlockConfig, sublayer: Sublayer) -> Option<PostNorm<'_>> {
+        let (weights, config) = self.post_norms.as_ref().zip(config.body.post_norms)?;
+        let (weight, factor) = match sublayer {
+            Sublayer::Attention => (&weights.attention, 1.0),
+            Sublayer::Mlp => (&weights.mlp, weights.layer_scalar.unwrap_or(1.0)),
+        };
+        Some(PostNorm {
+            weight,
+            eps: config.eps,
+            factor,
+        })
+    }
 }
 
 impl Output<'_> {
@@ -367,18 +388,42 @@ impl Output<'_> {
         &self,
         device: &Device,
         residual: &mut Buffer<f32>,
-        unconvolved: &mut Buffer<f32>,
+        sublayer: &mut Buffer<f32>,
         conv_delta: &Buffer<f32>,
         rows: &Rows<'_>,
     ) -> Result<()> {
-        let (linear, x, num_rows, add) =
-            (self.linear, self.x, rows.num_rows, Epilogue::AddToOutput);
-        match self.conv {
-            None => linear.forward(device, x, num_rows, residual, add)?,
-            Some(conv) => {
-                linear.forward(device, x, num_rows, &mut *unconvolved, Epilogue::Store)?;
+        let (linear, x, num_rows) = (self.linear, self.x, rows.num_rows);
+        let add = Epilogue::AddToOutput;
+        match self.end {
+            End::Nothing => linear.forward(device, x, num_rows, residual, add)?,
+            End::Conv(conv) => {
+                linear.forward(device, x, num_rows, &mut *sublayer, Epilogue::Store)?;
                 let (side, y) = (ConvSide::Output, ConvOutput::AddTo(residual));
-                conv.run(device, side, unconvolved, conv_delta, rows, y)?;
+                conv.run(device, side, sublayer, conv_delta, rows, y)?;
+            }
+            End::Norm(PostNorm {
+                weight,
+                eps,
+                factor,
+            }) => {
+                linear.forward(device, x, num_rows, &mut *sublayer, Epilogue::Store)?;
+                let width = linear.out_features();
+                RmsNorm::run(
+                    device,
+                    RmsNormArgs {
+                        x: sublayer,
+                        x_offset: 0,
+                        x_stride: width,
+                        num_vectors: num_rows,
+                        width,
+                        weight: Some(weight),
+                        eps,
+                        y: NormOutput::AddTo {
+                            y: residual,
+                            factor,
+                        },
+                    },
+                )?;
             }
         }
         Ok(())

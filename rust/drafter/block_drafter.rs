@@ -59,7 +59,7 @@ impl BlockDrafter {
         Ok(Self {
             taps,
             weights: BlockWeights::load(device, source, config, format, sizes.vocab_size)?,
-            inverse_frequencies: device.constants(&config.rope.inverse_frequencies())?,
+            inverse_frequencies: device.constants(&config.body.rope.inverse_frequencies())?,
             contexts: Contexts::new(
                 device,
                 config,
@@ -90,7 +90,7 @@ impl Drafter for BlockDrafter {
     fn scratch_bytes(&self) -> usize {
         let (config, sizes) = (&self.config, &self.sizes);
         let block_size = config.num_rows(sizes.num_draft_tokens);
-        let (num_heads, head_dim) = (config.num_heads, config.head_dim);
+        let (num_heads, head_dim) = (config.body.num_heads, config.body.head_dim);
         draft_block::scratch_bytes(sizes.num_slots, block_size, num_heads, head_dim)
     }
 
@@ -263,7 +263,10 @@ impl BlockDrafter {
                 hidden: block.hidden(),
             };
             head.project(device, target, own_head, rows)?;
-            selected_width.map_or(Ok(()), |width| head.select(device, selector, rows, width))
+            match selected_width {
+                Some(width) => head.select(device, selector, rows, width),
+                None => head.shape(device, rows.num_rows()),
+            }
         })
     }
 }

@@ -10,6 +10,7 @@ mod eagle3;
 pub(super) mod format;
 mod heads;
 mod keys;
+mod layer_body;
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -26,6 +27,7 @@ pub use format::supported_architectures;
 use format::{Format, MethodKind};
 pub use heads::{ConfidenceConfig, DSparkConfig, MarkovConfig, MarkovKind, SelectorConfig};
 use keys::Keys;
+pub use layer_body::LayerBody;
 
 pub(super) use keys::OFFSETS;
 

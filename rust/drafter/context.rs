@@ -9,6 +9,7 @@ use std::convert::Infallible;
 
 use super::config::BlockConfig;
 use super::context_length::ContextLength;
+use super::heads_of_rows::{KeysValues, turn};
 use super::weights::{BlockWeights, multiply_all};
 use super::{ContextRows, DraftAnchor};
 use crate::cache::pages::{KvCache, KvShape, KvTail};
@@ -21,7 +22,6 @@ use crate::kernels::matmul_rows::MatmulRows;
 use crate::kernels::paths::{MAX_PATH_ROWS, row_bucket};
 use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
-use crate::kernels::rope::{HeadNorm, Rope, RopeArgs, RopeHeads, Rotation};
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::kernels::{Kernel, check_size};
 
@@ -115,14 +115,7 @@ struct Scratch<B = Buffer<f32>> {
     taps: B,
     fused: B,
     hidden: MatmulRows<B>,
-    layers: Vec<LayerScratch<B>>,
-}
-
-/// Of one layer.
-struct LayerScratch<B = Buffer<f32>> {
-    k_raw: B,
-    k: B,
-    v: B,
+    layers: Vec<KeysValues<B>>,
 }
 
 impl<B> Scratch<B> {
@@ -136,13 +129,7 @@ impl<B> Scratch<B> {
             fused: rows(config.hidden_size)?,
             hidden: MatmulRows::with(config.hidden_size, &mut rows)?,
             layers: (config.layers.iter())
-                .map(|_| {
-                    Ok(LayerScratch {
-                        k_raw: rows(config.kv_dim())?,
-                        k: rows(config.kv_dim())?,
-                        v: rows(config.kv_dim())?,
-                    })
-                })
+                .map(|_| KeysValues::with(config, &mut rows))
                 .collect::<Result<_, E>>()?,
         })
     }
@@ -357,9 +344,7 @@ impl Contexts {
         num_rows: usize,
     ) -> Result<()> {
         let Model {
-            config,
-            weights,
-            inverse_frequencies,
+            config, weights, ..
         } = model;
         let s = &mut self.scratch;
         GatherTaps::run(
@@ -388,36 +373,15 @@ impl Contexts {
         )?;
         // All layers read the same rows: one launch for as many of them as it takes.
         let products = weights.layers.iter().zip(&mut s.layers);
-        let products = products.flat_map(|(layer, rows)| {
-            [
-                (&layer.k_proj, &mut rows.k_raw),
-                (&layer.v_proj, &mut rows.v),
-            ]
-        });
+        let values = config.body.values;
+        let products = products.flat_map(|(layer, rows)| rows.products(layer, values));
         multiply_all(device, &s.hidden, num_rows, products)?;
-        let heads = weights.layers.iter().zip(&mut s.layers);
-        let heads = heads.map(|(layer, rows)| RopeHeads {
-            norm: Some(HeadNorm {
-                x: &rows.k_raw,
-                x_stride: config.head_dim,
-                weight: Some(&layer.k_norm),
-                eps: config.rms_norm_eps,
-            }),
-            num_heads: config.num_kv_heads,
-            y: &mut rows.k,
-        });
-        Rope::run(
-            device,
-            RopeArgs {
-                heads: heads.collect(),
-                head_dim: config.head_dim,
-                positions: &self.positions,
-                rotation: Some(Rotation {
-                    inverse_frequencies,
-                    pair_offset: config.head_dim / 2,
-                }),
-            },
-        )?;
+        for rows in &mut s.layers {
+            rows.finish_values(device, config, num_rows)?;
+        }
+        let keys = weights.layers.iter().zip(&mut s.layers);
+        let keys = keys.map(|(layer, rows)| rows.key_heads(config, layer));
+        turn(device, model, &self.positions, keys.collect())?;
         let [whole_rows, ring_rows] = &self.chunk_rows;
         for (cache, placed, is_windowed) in [
             (&mut self.whole, whole_rows, false),

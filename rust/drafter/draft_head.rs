@@ -11,6 +11,7 @@ use crate::error::{CheckpointError, Result};
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::draft_select::{DraftSelect, DraftSelectArgs, LogitShape, Selector};
+use crate::kernels::shape_logits::{ShapeLogits, ShapeLogitsArgs};
 use crate::model::DecoderWeights;
 use crate::options::WeightFormat;
 use crate::weights::{Linear, WeightLoader};
@@ -198,7 +199,7 @@ impl DraftHead {
         self.anchor_tokens.cuda_address()
     }
 
-    /// Logits of the last [`project`](Self::project), `[rows, drafted ids]`.
+    /// Logits of the last [`project`](Self::project), `[rows, drafted ids]`, as [`shape`](Self::shape) may have left them.
     pub(super) fn logits(&self) -> &Buffer<f32> {
         &self.logits
     }
@@ -215,6 +216,23 @@ impl DraftHead {
             Some(head) => head.forward(device, rows.hidden, rows.num_rows(), &mut self.logits),
             None => Ok(target.logits(device, rows.hidden, rows.num_rows(), &mut self.logits)?),
         }
+    }
+
+    /// Shapes the logits of `num_rows` rows in place, for a walk that adds its corrections to what they have become.
+    pub(super) fn shape(&mut self, device: &Device, num_rows: usize) -> Result<()> {
+        if self.shape == LogitShape::PLAIN {
+            return Ok(());
+        }
+        ShapeLogits::run(
+            device,
+            ShapeLogitsArgs {
+                shape: self.shape,
+                num_rows,
+                vocab_size: self.num_drafted_ids,
+                logits: &mut self.logits,
+            },
+        )?;
+        Ok(())
     }
 
     /// Candidates of each row that are wanted: the selector's, or the `width` likeliest.

@@ -104,7 +104,6 @@ pub(super) struct MarkovWalk {
     mixed_dim: usize,
     hidden_size: usize,
     num_drafted_ids: usize,
-    shape: LogitShape,
     activations: Activations,
     lists: Lists,
     /// Recurrent states of the beam's nodes after their update. Such walks are rare and their states short: the host
@@ -144,7 +143,6 @@ impl MarkovWalk {
             mixed_dim: mixed_dim(markov),
             hidden_size: config.hidden_size,
             num_drafted_ids,
-            shape: config.logit_shape,
             activations: Activations::with(markov, |width| device.try_alloc(num_rows * width))?,
             lists: Lists::default(),
             states: Vec::new(),
@@ -159,8 +157,8 @@ impl MarkovWalk {
         }))
     }
 
-    /// Proposes `width` children of each of the `width` best nodes per position. `logits` are those of all `rows`,
-    /// uncorrected.
+    /// Proposes `width` children of each of the `width` best nodes per position. `logits` are those of all `rows`, shaped
+    /// and uncorrected.
     pub(super) fn propose(
         &mut self,
         device: &Device,
@@ -201,7 +199,7 @@ impl MarkovWalk {
                     num_levels: 1,
                     num_blocks: num_nodes,
                     top_k: width,
-                    shape: self.shape,
+                    shape: LogitShape::PLAIN,
                     selector: None,
                     token_ids: &mut self.token_ids,
                     log_probs: &mut self.log_probs,

@@ -16,6 +16,7 @@ mod context_length;
 mod draft_head;
 mod eagle3;
 pub mod footprint;
+mod heads_of_rows;
 mod markov;
 mod ngram;
 pub mod pairing;

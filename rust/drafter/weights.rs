@@ -4,11 +4,11 @@
 use super::config::{BlockConfig, MarkovConfig, MarkovKind, SelectorConfig};
 use super::draft_head::OwnHead;
 use crate::device::{Buffer, Device};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kernels::bf16_matmul::{Epilogue, PackedBf16, Product};
-use crate::kernels::gate::GateKind;
 use crate::kernels::matmul_rows::MatmulInput;
 use crate::kernels::w12_matmul::WeightView;
+use crate::model::config::{PostNorms, ValueSource};
 use crate::options::WeightFormat;
 use crate::weights::checkpoint::Verification;
 use crate::weights::linear::multiply_together;
@@ -41,16 +41,27 @@ pub(super) struct LayerWeights {
     pub(super) input_norm: Buffer<f32>,
     pub(super) q_proj: Linear,
     pub(super) k_proj: Linear,
-    pub(super) v_proj: Linear,
+    /// `None` where values are made of keys.
+    pub(super) v_proj: Option<Linear>,
     pub(super) o_proj: Linear,
     pub(super) q_norm: Buffer<f32>,
     pub(super) k_norm: Buffer<f32>,
     /// DFlash2's convolution around attention.
     pub(super) attention_conv: Option<ConvWeights>,
-    pub(super) post_attention_norm: Buffer<f32>,
+    /// Behind both sublayers, where there are any.
+    pub(super) post_norms: Option<PostNormWeights>,
+    pub(super) mlp_norm: Buffer<f32>,
     pub(super) mlp: GatedMlp,
     /// DFlash2's convolution around the MLP.
     pub(super) mlp_conv: Option<ConvWeights>,
+}
+
+/// Weights of the norms behind a layer's sublayers.
+pub(super) struct PostNormWeights {
+    pub(super) attention: Buffer<f32>,
+    pub(super) mlp: Buffer<f32>,
+    /// Factor on the residual stream where the layer ends.
+    pub(super) layer_scalar: Option<f32>,
 }
 
 /// Weights of the two convolutions around a sublayer.
@@ -243,21 +254,21 @@ impl MarkovWeights {
 
 impl LayerWeights {
     fn num_bytes(&self) -> usize {
-        let matrices = [&self.q_proj, &self.k_proj, &self.v_proj, &self.o_proj];
-        let norms = [
-            &self.input_norm,
-            &self.post_attention_norm,
-            &self.q_norm,
-            &self.k_norm,
-        ];
+        let matrices = [&self.q_proj, &self.k_proj, &self.o_proj];
+        let matrices = matrices.into_iter().chain(&self.v_proj);
+        let norms = [&self.input_norm, &self.mlp_norm, &self.q_norm, &self.k_norm];
+        let post_norms = self.post_norms.iter();
+        let scalars = post_norms.clone().filter_map(|norms| norms.layer_scalar);
         let convs = self.attention_conv.iter().chain(&self.mlp_conv);
         let vectors = norms
             .into_iter()
+            .chain(post_norms.flat_map(|norms| [&norms.attention, &norms.mlp]))
             .chain(convs.clone().map(|conv| &conv.base));
-        let matrices = matrices.into_iter().chain(self.mlp.matrices());
+        let matrices = matrices.chain(self.mlp.matrices());
         matrices.map(Linear::num_bytes).sum::<usize>()
             + convs.map(|conv| conv.projection.num_bytes()).sum::<usize>()
             + vectors.map(|v| v.len() * size_of::<f32>()).sum::<usize>()
+            + scalars.count() * size_of::<f32>()
     }
 }
 
@@ -271,7 +282,7 @@ impl Loader<'_> {
     fn layer(&self, i: usize) -> Result<LayerWeights> {
         let config = self.config;
         let (hidden, inter) = (config.hidden_size, config.intermediate_size);
-        let (q_dim, kv_dim) = (config.q_dim(), config.kv_dim());
+        let (q_dim, kv_dim) = (config.body.q_dim(), config.body.kv_dim());
         let name = |part: &str| format!("layers.{i}.{part}");
         let conv = |part: &str| {
             config
@@ -284,19 +295,49 @@ impl Loader<'_> {
             input_norm: self.norm(&name("input_layernorm"), hidden)?,
             q_proj: self.linear(&name("self_attn.q_proj"), q_dim, hidden)?,
             k_proj: self.linear(&name("self_attn.k_proj"), kv_dim, hidden)?,
-            v_proj: self.linear(&name("self_attn.v_proj"), kv_dim, hidden)?,
+            v_proj: match config.body.values {
+                ValueSource::NormedKeys => None,
+                ValueSource::Projection | ValueSource::NormedProjection => {
+                    Some(self.linear(&name("self_attn.v_proj"), kv_dim, hidden)?)
+                }
+            },
             o_proj: self.linear(&name("self_attn.o_proj"), hidden, q_dim)?,
-            q_norm: self.norm(&name("self_attn.q_norm"), config.head_dim)?,
-            k_norm: self.norm(&name("self_attn.k_norm"), config.head_dim)?,
+            q_norm: self.norm(&name("self_attn.q_norm"), config.body.head_dim)?,
+            k_norm: self.norm(&name("self_attn.k_norm"), config.body.head_dim)?,
             attention_conv: conv("attention_conv")?,
-            post_attention_norm: self.norm(&name("post_attention_layernorm"), hidden)?,
+            mlp_norm: self.norm(
+                &name(match config.body.post_norms {
+                    None => "post_attention_layernorm",
+                    Some(_) => "pre_feedforward_layernorm",
+                }),
+                hidden,
+            )?,
+            post_norms: config
+                .body
+                .post_norms
+                .map(|norms| self.post_norms(norms, i))
+                .transpose()?,
             mlp: GatedMlp {
                 gate_proj: self.linear(&name("mlp.gate_proj"), inter, hidden)?,
                 up_proj: self.linear(&name("mlp.up_proj"), inter, hidden)?,
                 down_proj: self.linear(&name("mlp.down_proj"), hidden, inter)?,
-                activation: GateKind::SiluMultiply,
+                activation: config.body.mlp_activation.gate_kind(),
             },
             mlp_conv: conv("mlp_conv")?,
+        })
+    }
+
+    fn post_norms(&self, norms: PostNorms, i: usize) -> Result<PostNormWeights> {
+        let hidden = self.config.hidden_size;
+        let scalar = || {
+            let name = format!("layers.{i}.layer_scalar");
+            let values = self.tensors.source.tensor_f32(&name, &[1])?;
+            Ok::<_, Error>(values[0])
+        };
+        Ok(PostNormWeights {
+            attention: self.norm(&format!("layers.{i}.post_attention_layernorm"), hidden)?,
+            mlp: self.norm(&format!("layers.{i}.post_feedforward_layernorm"), hidden)?,
+            layer_scalar: norms.layer_scalar.then(scalar).transpose()?,
         })
     }
 

@@ -295,7 +295,7 @@ impl LogitShape {
     }
 
     #[inline(always)]
-    fn apply<L: Lanes>(self, logits: L) -> L {
+    pub(super) fn apply<L: Lanes>(self, logits: L) -> L {
         let logits = logits.mul(L::splat(self.multiplier));
         match self.softcap {
             None => logits,

@@ -37,6 +37,7 @@ pub mod round_rows;
 pub mod rounded_matmul;
 mod row_format;
 pub mod sample_rows;
+pub mod shape_logits;
 pub mod simd;
 pub mod skinny_matmul;
 pub mod skinny_weights;

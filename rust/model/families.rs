@@ -4,7 +4,7 @@
 //! Keys with only one supported value are checked, not assumed, and a key whose absence would be filled with a wrong
 //! default (rotary parameters above all) must be there.
 
-mod gemma4;
+pub(crate) mod gemma4;
 mod llama;
 mod muse_glimmer;
 mod quantization;

@@ -117,6 +117,16 @@ def test_normed_heads_are_turned_as_by_two_launches(
         np.testing.assert_array_equal(bits(heads), bits(want))
 
 
+@pytest.mark.parametrize(("multiplier", "softcap"), [(0.25, None), (1.0, 30.0)])
+def test_shaped_logits(multiplier: float, softcap: float | None) -> None:
+    logits = 20 * normal(6, 3, 5003)
+    logits[:, :4] = [0, 1e4, -1e4, 1e-6]
+    scaled = multiplier * logits.astype(np.float64)
+    want = scaled if softcap is None else softcap * np.tanh(scaled / softcap)
+    got = kernels.shape_logits(logits, multiplier, softcap, **GPU)
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["silu", "sigmoid", "gelu_tanh"])
 @pytest.mark.parametrize("width", [1, 31, 768, 17408])
 def test_gates(kind: str, width: int) -> None:

@@ -48,6 +48,7 @@ pub const KERNEL_SOURCES: &[KernelSource] = sources! {
     "rms_norm", true;
     "rope", true;
     "round_rows", true;
+    "shape_logits", true;
     "tree_attention", true;
     "w12_matmul", true;
 };

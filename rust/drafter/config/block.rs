@@ -7,11 +7,11 @@ use serde_json::json;
 use super::format::{MethodKind, Packaging};
 use super::heads::{ConfidenceConfig, DSparkConfig, MarkovConfig, MarkovKind, SelectorConfig};
 use super::keys::{Keys, OFFSETS};
+use super::layer_body::LayerBody;
 use crate::cache::pages::KvShape;
 use crate::error::ConfigError;
 use crate::kernels::draft_select::LogitShape;
 use crate::kernels::paths::MAX_PATH_ROWS;
-use crate::model::config::RopeConfig;
 
 /// Largest block: its rows, anchor included, make one path of a pass.
 const MAX_BLOCK_SIZE: usize = MAX_PATH_ROWS;
@@ -31,16 +31,10 @@ pub struct BlockConfig {
     pub intermediate_size: usize,
     /// One entry per layer, first to last.
     pub layers: Vec<DraftLayerConfig>,
-    /// Query heads.
-    pub num_heads: usize,
-    /// Key and value heads; divides `num_heads`.
-    pub num_kv_heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
-    /// Epsilon of every RMS norm.
+    /// What all layers are made of.
+    pub body: LayerBody,
+    /// Epsilon of every RMS norm but those of `body.post_norms`.
     pub rms_norm_eps: f32,
-    /// Rotary embedding over the whole head, with the drafter's own base.
-    pub rope: RopeConfig,
     /// Rows of the block it was trained with.
     pub block_size: usize,
     /// First row that predicts. Row 0 holds the anchor token: from 1 on a row predicts the token in its own place, from
@@ -85,7 +79,6 @@ pub enum BlockMethod {
 impl BlockConfig {
     pub(super) fn from_keys(keys: &Keys<'_>) -> Result<Self, ConfigError> {
         let body = &keys.body;
-        body.only("hidden_act", &[json!("silu")])?;
         body.only("attention_bias", &[json!(false)])?;
         for key in ["is_neox_style", "rope_is_neox_style"] {
             keys.at(key)?.only(key, &[json!(true)])?;
@@ -93,7 +86,6 @@ impl BlockConfig {
         keys.at("attention_value_scale")?
             .only("attention_value_scale", &[json!(1), json!(1.0)])?;
         let vocab_size = body.optional_size("vocab_size")?;
-        let (num_heads, num_kv_heads, head_dim) = keys.heads()?;
         let hidden_size = body.size("hidden_size")?;
         let block_size = keys.size("block_size")?;
         if !(2..=MAX_BLOCK_SIZE).contains(&block_size) {
@@ -123,11 +115,8 @@ impl BlockConfig {
             hidden_size,
             intermediate_size: body.size("intermediate_size")?,
             layers: layers(keys)?,
-            num_heads,
-            num_kv_heads,
-            head_dim,
+            body: LayerBody::read(keys)?,
             rms_norm_eps: body.positive("rms_norm_eps")? as f32,
-            rope: keys.rope(head_dim)?,
             block_size,
             first_row,
             mask_token_id: mask_token_id(keys)?,
@@ -183,16 +172,6 @@ impl BlockConfig {
         self.draft_vocab_size.unwrap_or(vocab_size)
     }
 
-    /// Width of all query heads.
-    pub fn q_dim(&self) -> usize {
-        self.num_heads * self.head_dim
-    }
-
-    /// Width of all key (or value) heads.
-    pub fn kv_dim(&self) -> usize {
-        self.num_kv_heads * self.head_dim
-    }
-
     /// Tensor that reads the taps.
     pub(in crate::drafter) fn fc_name(&self) -> &'static str {
         match self.packaging {
@@ -217,33 +196,20 @@ impl BlockConfig {
     /// Context keys and values of a layer.
     pub fn kv_shape(&self) -> KvShape {
         KvShape {
-            num_kv_heads: self.num_kv_heads,
-            head_dim: self.head_dim,
+            num_kv_heads: self.body.num_kv_heads,
+            head_dim: self.body.head_dim,
         }
     }
 
     /// Name and shape of every tensor that is read.
     pub(super) fn tensors(&self) -> Vec<(String, Vec<usize>)> {
         let (hidden, inter) = (self.hidden_size, self.intermediate_size);
-        let (q_dim, kv_dim) = (self.q_dim(), self.kv_dim());
         let mut tensors = vec![
             (self.fc_name().to_owned(), vec![hidden, self.taps_dim()]),
             (self.hidden_norm_name().to_owned(), vec![hidden]),
             ("norm.weight".to_owned(), vec![hidden]),
         ];
-        let in_layer = [
-            ("input_layernorm.weight", vec![hidden]),
-            ("post_attention_layernorm.weight", vec![hidden]),
-            ("self_attn.q_proj.weight", vec![q_dim, hidden]),
-            ("self_attn.k_proj.weight", vec![kv_dim, hidden]),
-            ("self_attn.v_proj.weight", vec![kv_dim, hidden]),
-            ("self_attn.o_proj.weight", vec![hidden, q_dim]),
-            ("self_attn.q_norm.weight", vec![self.head_dim]),
-            ("self_attn.k_norm.weight", vec![self.head_dim]),
-            ("mlp.gate_proj.weight", vec![inter, hidden]),
-            ("mlp.up_proj.weight", vec![inter, hidden]),
-            ("mlp.down_proj.weight", vec![hidden, inter]),
-        ];
+        let in_layer = self.body.tensors(hidden, inter);
         let selector = self.method.selector();
         for i in 0..self.layers.len() {
             let place =

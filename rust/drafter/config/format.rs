@@ -7,12 +7,13 @@ use crate::model::config_file::Section;
 use crate::weights::Checkpoint;
 
 /// Architecture names that are served.
-const ARCHITECTURES: [&str; 6] = [
+const ARCHITECTURES: [&str; 7] = [
     "DFlashDraftModel",
     "MuseGlimmerAssistantModel",
     "DFlash2DraftModel",
     "DSparkDraftModel",
     "Qwen3DSparkModel",
+    "Gemma4DSparkModel",
     "LlamaForCausalLMEagle3",
 ];
 /// Values of `speculators_model_type` that are served.
@@ -33,6 +34,16 @@ pub fn supported_architectures() -> impl Iterator<Item = &'static str> {
 pub(super) struct Format {
     pub(super) kind: MethodKind,
     pub(super) packaging: Packaging,
+    pub(super) layers: LayerKeys,
+}
+
+/// Whose decoder's keys describe a drafter's layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LayerKeys {
+    /// Qwen3's: of nearly all drafters, whatever their target is.
+    Qwen3,
+    /// Gemma 4's, copied from the target's config.
+    Gemma4,
 }
 
 /// The methods a checkpoint may hold, before sizes are read.
@@ -159,6 +170,7 @@ pub(super) fn by_name(dir: &Path, root: &Section<'_>) -> Result<Format, Error> {
         return Ok(Format {
             kind: *kind,
             packaging: Packaging::Speculators,
+            layers: LayerKeys::Qwen3,
         });
     }
     // DSpark bundled with its target shares the target's files and layers.
@@ -175,15 +187,20 @@ pub(super) fn by_name(dir: &Path, root: &Section<'_>) -> Result<Format, Error> {
         Some(nested) => nested.optional_text("projector_type")?,
         None => None,
     };
-    let (kind, packaging) = match names.first().and_then(|name| name.as_str()) {
+    let name = names.first().and_then(|name| name.as_str());
+    let layers = match name {
+        Some("Gemma4DSparkModel") => LayerKeys::Gemma4,
+        _ => LayerKeys::Qwen3,
+    };
+    let (kind, packaging) = match name {
         Some("DFlashDraftModel") if projector == Some("dspark") => {
             (MethodKind::DSpark, Packaging::SpecForge)
         }
         Some("DFlashDraftModel") => (MethodKind::DFlash, Packaging::ZLab),
         Some("MuseGlimmerAssistantModel") => (MethodKind::DFlash, Packaging::MuseAssistant),
         Some("DFlash2DraftModel") => (MethodKind::DFlash2, Packaging::ZLab),
-        // Serving engines know only one of the two names, so files are renamed: the nesting tells who packed them.
-        Some("DSparkDraftModel" | "Qwen3DSparkModel") => match nested {
+        // Serving engines know only one of the first two names, so files are renamed: the nesting tells who packed them.
+        Some("DSparkDraftModel" | "Qwen3DSparkModel" | "Gemma4DSparkModel") => match nested {
             Some(_) => (MethodKind::DSpark, Packaging::SpecForge),
             None => (MethodKind::DSpark, Packaging::DeepSpec),
         },
@@ -191,7 +208,11 @@ pub(super) fn by_name(dir: &Path, root: &Section<'_>) -> Result<Format, Error> {
         Some(name) => return Err(unsupported(name.to_owned())),
         None => Err(root.invalid("architectures", "an array with one class name"))?,
     };
-    Ok(Format { kind, packaging })
+    Ok(Format {
+        kind,
+        packaging,
+        layers,
+    })
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::format::{Format, MethodKind, Packaging};
+use super::format::{Format, LayerKeys, MethodKind, Packaging};
 use super::keys::Keys;
 use super::*;
 use crate::drafter::tests::{demo, dflash_copy, dflash2_copy};
@@ -31,7 +31,12 @@ fn from_json(kind: MethodKind, config: &Value) -> Result<BlockConfig, ConfigErro
     std::fs::write(&path, config.to_string()).unwrap();
     let file = ConfigFile::read(&path)?;
     let packaging = Packaging::ZLab;
-    let format = Format { kind, packaging };
+    let layers = LayerKeys::Qwen3;
+    let format = Format {
+        kind,
+        packaging,
+        layers,
+    };
     BlockConfig::from_keys(&Keys::new(file.root(), format, None)?)
 }
 
@@ -79,7 +84,10 @@ fn the_demo_drafters_are_read() {
     assert_eq!(dflash.first_row, 1);
     assert_eq!(dflash.target_layer_ids, [1, 4, 6]);
     assert_eq!((dflash.block_size, dflash.mask_token_id), (16, 3));
-    assert_eq!((dflash.rope.theta, dflash.rope.rotary_dim), (1e4, 64));
+    assert_eq!(
+        (dflash.body.rope.theta, dflash.body.rope.rotary_dim),
+        (1e4, 64)
+    );
     let bidirectional = DraftLayerConfig {
         causal: false,
         window: None,
@@ -178,7 +186,7 @@ fn older_files_keep_keys_at_the_top() {
     assert_eq!((read.block_size, read.mask_token_id), (16, 3));
     assert_eq!(read.target_layer_ids, [1, 4, 6]);
     assert_eq!(
-        (read.rope.theta, &read.rope.scaling),
+        (read.body.rope.theta, &read.body.rope.scaling),
         (1e6, &RopeScaling::None)
     );
     assert_eq!(read.logit_shape.softcap, Some(30.0));
@@ -274,7 +282,7 @@ fn a_drafters_own_yarn_is_applied() {
     config["rope_parameters"] = json!({
         "rope_type": "yarn", "rope_theta": 1e7, "factor": 32.0, "original_max_position_embeddings": 8192
     });
-    let rope = from_json(MethodKind::DFlash, &config).unwrap().rope;
+    let rope = from_json(MethodKind::DFlash, &config).unwrap().body.rope;
     let frequencies = rope.inverse_frequencies();
     let plain = |j: usize| 1e7_f64.powf(-(j as f64) / 64.0);
     for (j, frequency) in frequencies.iter().enumerate() {
@@ -284,7 +292,7 @@ fn a_drafters_own_yarn_is_applied() {
     }
     let attention_factor = 0.1 * 32_f32.ln() + 1.0;
     assert!((rope.score_factor() / attention_factor.powi(2) - 1.0).abs() < 1e-6);
-    assert_eq!(read_block(&demo("dflash")).rope.score_factor(), 1.0);
+    assert_eq!(read_block(&demo("dflash")).body.rope.score_factor(), 1.0);
 }
 
 #[test]
@@ -306,8 +314,8 @@ fn other_kinds_are_refused_by_their_name() {
     let cases = [
         (
             "architectures",
-            json!(["Gemma4DSparkModel"]),
-            "Gemma4DSparkModel",
+            json!(["Gemma3DSparkModel"]),
+            "Gemma3DSparkModel",
         ),
         (
             "speculators_model_type",

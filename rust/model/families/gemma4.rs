@@ -15,23 +15,7 @@ const SLIDING: &str = "sliding_attention";
 const FULL: &str = "full_attention";
 
 pub(super) fn traits(text: &Section<'_>) -> Result<Traits> {
-    text.only("hidden_activation", &[json!("gelu_pytorch_tanh")])?;
-    // Parts of other members of the family.
-    for (key, part) in [
-        ("hidden_size_per_layer_input", "per-layer embeddings"),
-        ("num_kv_shared_layers", "layers that share keys and values"),
-    ] {
-        if text.get(key).is_some_and(|value| *value != json!(0)) {
-            return Err(text.invalid(key, format!("0, as {part} are not supported")));
-        }
-    }
-    text.only("enable_moe_block", &[json!(false)])?;
-    text.only("use_double_wide_mlp", &[json!(false)])?;
-    // Of image blocks only; anything else would change text.
-    text.only("use_bidirectional_attention", &[json!("vision")])?;
-    if text.get("attn_logit_softcapping").is_some() {
-        return Err(text.invalid("attn_logit_softcapping", "null"));
-    }
+    refuse_other_members(text)?;
     let types = layer_types(text, [SLIDING, FULL])?
         .ok_or_else(|| text.missing("layer_types", "an array with one name per layer"))?;
     let overrides = text.optional_section("per_layer_config")?;
@@ -47,10 +31,7 @@ pub(super) fn traits(text: &Section<'_>) -> Result<Traits> {
     Ok(Traits {
         // The published models were trained with the factor in bf16, where it is up to 0.4 % off.
         embedding_scale: bf16::from_f64(root_hidden).to_f32(),
-        post_norms: Some(PostNorms {
-            eps: text.positive("rms_norm_eps")? as f32,
-            layer_scalar: true,
-        }),
+        post_norms: Some(post_norms(text)?),
         mlp_activation: MlpActivation::GeluTanh,
         logit_shape: LogitShape {
             multiplier: 1.0,
@@ -58,6 +39,47 @@ pub(super) fn traits(text: &Section<'_>) -> Result<Traits> {
         },
         ..Traits::of_layers(layers.collect::<Result<_>>()?)
     })
+}
+
+/// Refuses keys that ask for parts of other members of the family.
+fn refuse_other_members(text: &Section<'_>) -> Result<()> {
+    text.only("hidden_activation", &[json!("gelu_pytorch_tanh")])?;
+    for (key, part) in [
+        ("hidden_size_per_layer_input", "per-layer embeddings"),
+        ("num_kv_shared_layers", "layers that share keys and values"),
+    ] {
+        if text.get(key).is_some_and(|value| *value != json!(0)) {
+            return Err(text.invalid(key, format!("0, as {part} are not supported")));
+        }
+    }
+    text.only("enable_moe_block", &[json!(false)])?;
+    text.only("use_double_wide_mlp", &[json!(false)])?;
+    // Of image blocks only; anything else would change text.
+    text.only("use_bidirectional_attention", &[json!("vision")])?;
+    if text.get("attn_logit_softcapping").is_some() {
+        return Err(text.invalid("attn_logit_softcapping", "null"));
+    }
+    Ok(())
+}
+
+/// Norms behind both sublayers of every layer, and the factor that a layer ends in.
+///
+/// # Errors
+/// [`ConfigError`](crate::error::ConfigError) for the epsilon.
+pub(crate) fn post_norms(text: &Section<'_>) -> Result<PostNorms> {
+    Ok(PostNorms {
+        eps: text.positive("rms_norm_eps")? as f32,
+        layer_scalar: true,
+    })
+}
+
+/// A layer with full attention, as `text` describes it by keys of its own: what a drafter takes from its target's config.
+///
+/// # Errors
+/// [`ConfigError`](crate::error::ConfigError) for a key that is missing or asks for what is not served.
+pub(crate) fn full_layer(text: &Section<'_>) -> Result<AttentionConfig> {
+    refuse_other_members(text)?;
+    layer(text, true, None)
 }
 
 /// A layer, whose sizes `overrides` may give; a released file gives those of full layers by keys of their own instead.

@@ -24,6 +24,7 @@ mod rms_norm;
 mod rope;
 mod round_rows;
 mod sample_rows;
+mod shape_logits;
 mod tree_attention;
 mod w12_matmul;
 
@@ -91,6 +92,8 @@ pub(super) mod kernels_module {
     use super::round_rows::round_rows;
     #[pymodule_export]
     use super::sample_rows::sample_rows;
+    #[pymodule_export]
+    use super::shape_logits::shape_logits;
     #[pymodule_export]
     use super::tree_attention::tree_attention;
     #[pymodule_export]
