@@ -51,6 +51,8 @@ struct GdnRecurrentParams {
     GdnSizes sizes;
     u32 num_taps;
     u32 row_len;                // of `projected`
+    u32 first_row;              // of this launch, and its segment
+    u32 first_segment;
 };
 
 // What a lane has of a warp's vector: every 32nd channel from `first` on, after the convolution and its activation. All
@@ -98,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(INPUT_WARPS* WARP_LANES, 1) gdn_rec
     const GdnSizes& s = p.sizes;
     const u32 num_vectors = 2 * s.num_key_heads + (s.values_len() + WARP_CHANNELS - 1) / WARP_CHANNELS;
     const u32 row_blocks = (num_vectors + INPUT_WARPS - 1) / INPUT_WARPS;
-    const u32 row = blockIdx.x / row_blocks, block = blockIdx.x % row_blocks;
+    const u32 row = p.first_row + blockIdx.x / row_blocks, block = blockIdx.x % row_blocks;
     const u32 vector = block * INPUT_WARPS + threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     if (block == 0) {
         const float* gates = p.projected + static_cast<u64>(row) * p.row_len + s.num_channels() + s.values_len();
@@ -235,7 +237,7 @@ extern "C" __global__ void __launch_bounds__(CHAIN_WARPS* WARP_LANES) gdn_recurr
     StatePart state(p.sizes, blockIdx.x % num_parts);
     wait_for_predecessors();
     launch_dependents();
-    const SegmentFacts segment = p.paths.segments[blockIdx.x / num_parts];
+    const SegmentFacts segment = p.paths.segments[p.first_segment + blockIdx.x / num_parts];
     state.load(p.states, segment.slot);
     TokenInputs next;
     next.load(p, state, segment.first_row);

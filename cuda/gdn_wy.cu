@@ -82,15 +82,15 @@ __device__ __forceinline__ void run(const GdnWyParams& p) {
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gdn_wy_norm(const __grid_constant__ GdnWyParams p) {
     launch_dependents();
     wait_for_predecessors();
-    const u32 head_groups = p.value_dim / WARP_VALUES, i = blockIdx.x * BLOCK_THREADS + threadIdx.x;
-    if (i >= p.paths.num_rows * p.num_value_heads * head_groups) return;
+    const u32 head_groups = p.value_dim / WARP_VALUES, row_groups = p.num_value_heads * head_groups;
+    const u32 i = p.first_row * row_groups + blockIdx.x * BLOCK_THREADS + threadIdx.x;
+    if (i >= p.end_row * row_groups) return;
     const float* squares = p.squares + i / head_groups * head_groups;
     float sums[4] = {};
     for (u32 i = 0; i < 4; i++) {
         for (u32 group = i; group < head_groups; group += 4) sums[i] += squares[group];
     }
     const float scale = norm_scale(p, (sums[0] + sums[1]) + (sums[2] + sums[3]));
-    const u32 row_groups = p.num_value_heads * head_groups;
     for (u32 lane = 0; lane < WARP_VALUES; lane += 2) {
         const u64 place = static_cast<u64>(i) * WARP_VALUES + lane;
         const float2 o = *reinterpret_cast<const float2*>(p.outputs + place), z = *reinterpret_cast<const float2*>(p.z + place);

@@ -2,14 +2,14 @@
 //
 // All entries share only that function, `weight_bits`, so a matrix holds the same numbers in every layout, and no code
 // is ever encoded on the host. Whole numbers and exactly rounded products alone: the host computes the same bits.
-#include "async_copy.cuh"
+#include "fp8_decode.cuh"
 
-constexpr u32 TILE_CHANNELS = 16, TILE_COLUMNS = 64, NOTE_BYTES = 64, NOTE_ENTRIES = 10;
+constexpr u32 TILE_CHANNELS = 16, TILE_COLUMNS = 64, NOTE_BYTES = 64, NOTE_ENTRIES = 10, FP8_NOTE_BYTES = 80;
 constexpr u64 ROW_SALT = 0x9E3779B97F4A7C15ull;
 constexpr u32 LAYER = 0, SUCCESSORS = 2;
 
 struct PlantMatrixParams {
-    u8* slices;              // w12 or bf16 layout
+    u8* slices;              // w12, bf16 or fp8 layout
     const u32* slice_starts; // num_slices + 1
     u32* escape_starts;      // counted first, then starts
     u32* escapes;
@@ -202,6 +202,37 @@ extern "C" __global__ void plant_w12(const __grid_constant__ PlantMatrixParams p
                 plane8[128 + lane * 4 + fragment] = v;
                 plane4[lane * 4 + fragment] = x;
             }
+        }
+    }
+}
+
+// The scale of a row's FP8 codes: the largest number that a row can draw is 448 times as large, up to its rounding to BF16.
+__device__ __forceinline__ float fp8_scale(const PlantMatrixParams& p, u32 row) {
+    return __uint_as_float(round_to_bf16(__fmul_rn(row_unit(p, row), 585.125f)) << 16);
+}
+
+// A warp a slice; scales go by channels.
+extern "C" __global__ void plant_fp8(const __grid_constant__ PlantMatrixParams p) {
+    const u32 lane = threadIdx.x % 32, warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, num_warps = gridDim.x * blockDim.x / 32;
+    const u32 num_tiles = (p.out_features + TILE_CHANNELS - 1) / TILE_CHANNELS;
+    for (u32 i = warp; i < num_tiles * p.num_slices; i += num_warps) {
+        const u32 tile = i / p.num_slices, first = p.slice_starts[i % p.num_slices], end = p.slice_starts[i % p.num_slices + 1];
+        u8* note = p.slices + (static_cast<u64>(tile) * p.k_tiles + first) * 1024 + static_cast<u64>(i) * FP8_NOTE_BYTES;
+        if (lane < FP8_NOTE_BYTES / 4) {
+            const u32 row = tile * TILE_CHANNELS + lane;
+            const bool has_scale = lane < TILE_CHANNELS && row < p.out_features;
+            reinterpret_cast<u32*>(note)[lane] = has_scale ? __float_as_uint(fp8_scale(p, row)) : 0;
+        }
+        for (u32 at = lane * 4; at < (end - first) * 1024; at += 128) {
+            const u32 row = tile * TILE_CHANNELS + at % 1024 / TILE_COLUMNS;
+            const u32 column = (first + at / 1024) * TILE_COLUMNS + at % TILE_COLUMNS;
+            u32 codes = 0;
+            for (u32 c = 0; c < 4; c++) {
+                if (row >= p.out_features || column + c >= p.in_features) continue;
+                const float weight = __uint_as_float(weight_bits(p, row, column + c) << 16);
+                codes |= code_of(__fdiv_rn(weight, fp8_scale(p, row))) << 8 * c;
+            }
+            *reinterpret_cast<u32*>(note + FP8_NOTE_BYTES + at) = codes;
         }
     }
 }

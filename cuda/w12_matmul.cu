@@ -4,6 +4,7 @@
 // escapes above the window are exact there, those below stay the window's smallest code.
 #include "skinny_matmul.cuh"
 #include "w12_decode.cuh"
+#include "wgmma_matmul.cuh"
 
 // The head of a slice in memory, before its 8-bit planes and its 4-bit planes; made when the weights are loaded.
 struct SliceNote {
@@ -23,6 +24,9 @@ struct W12Weights {
     // In memory, and of that what is read.
     static constexpr u32 STORED_TILE_BYTES = PLANE8_BYTES + PLANE4_BYTES;
     static constexpr u32 TILE_BYTES = IS_EXACT ? STORED_TILE_BYTES : PLANE8_BYTES;
+
+    template <u32 GROUPS>
+    using Rows = SliceRows<GROUPS>;
 
     // A slice that has arrived.
     struct Slice {
@@ -81,3 +85,5 @@ struct W12Weights {
 
 SKINNY_MATMUL_KERNELS(w12_matmul, W12Weights<true>)
 SKINNY_MATMUL_KERNELS(w12_matmul_q, W12Weights<false>)
+WGMMA_MATMUL_KERNELS(w12_matmul, W12Weights<true>)
+WGMMA_MATMUL_KERNELS(w12_matmul_q, W12Weights<false>)

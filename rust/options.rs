@@ -10,6 +10,9 @@ pub(crate) const MAX_TREE_NODES: usize = 64;
 /// Most Q passes of a step: their paths share the rows of one exact pass.
 const MAX_Q_PASSES: usize = 8;
 
+/// Most rows of a pass: far beyond what one read of the weights serves.
+const MAX_BATCHED_TOKENS: usize = 8192;
+
 /// Most worker threads: far beyond any host's memory channels.
 const MAX_THREADS: usize = 256;
 
@@ -30,6 +33,8 @@ pub struct EngineOptions {
     pub max_model_len: Option<usize>,
     /// Requests that may run at once.
     pub max_num_seqs: usize,
+    /// Most rows of a pass over all requests, and so of a prompt chunk; `None` = the usual number.
+    pub max_num_batched_tokens: Option<usize>,
     /// Share of the available memory that the engine may take.
     pub gpu_memory_utilization: f64,
     /// Seeds the requests that sample and bring no seed.
@@ -203,6 +208,11 @@ impl EngineOptions {
         };
         if !(1..=1024).contains(&self.max_num_seqs) {
             return value("max_num_seqs", "1..=1024", self.max_num_seqs.to_string());
+        }
+        if let Some(num_tokens) = self.max_num_batched_tokens
+            && !(1..=MAX_BATCHED_TOKENS).contains(&num_tokens)
+        {
+            return value("max_num_batched_tokens", "1..=8192", num_tokens.to_string());
         }
         if !(self.gpu_memory_utilization > 0.0 && self.gpu_memory_utilization <= 1.0) {
             let got = self.gpu_memory_utilization.to_string();

@@ -22,7 +22,6 @@ use crate::device::Backend;
 use crate::drafter::config::DrafterConfig;
 use crate::drafter::footprint::DrafterSizes;
 use crate::error::{OptionError, Result, human_bytes};
-use crate::kernels::paths::MAX_PATH_ROWS;
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::model::config::{LayerConfig, ModelConfig};
 use crate::model::head::HeadPath;
@@ -31,8 +30,8 @@ use crate::options::{DeviceChoice, EngineOptions, KernelSet};
 use budget::Budget;
 use footprint::{Footprint, kv_shape};
 
-/// Most rows of one forward over all requests.
-const MAX_STEP_ROWS: usize = 256;
+/// Most rows of one forward over all requests where nobody says otherwise.
+const USUAL_STEP_ROWS: usize = 256;
 
 /// Resolved limits.
 #[derive(Clone, Debug)]
@@ -87,7 +86,7 @@ impl Limits {
         Ok(Self {
             max_model_len,
             max_num_seqs: options.max_num_seqs,
-            max_step_rows: MAX_STEP_ROWS.max(MAX_PATH_ROWS),
+            max_step_rows: options.max_num_batched_tokens.unwrap_or(USUAL_STEP_ROWS),
             speculation: speculation::resolve(options, drafter, head, backend)?,
             head,
             kernels,

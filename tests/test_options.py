@@ -220,6 +220,8 @@ def test_speculation_must_be_a_mapping():
         ({"num_threads": 257}, "num_threads"),
         ({"max_num_seqs": 2**64}, "max_num_seqs"),
         ({"max_model_len": 2**31}, "max_model_len"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens"),
+        ({"max_num_batched_tokens": 8193}, "max_num_batched_tokens"),
         ({"seed": 2**64}, "seed"),
         ({"gpu_memory_utilization": True}, "gpu_memory_utilization"),
         ({"dtype": "\ud800"}, "dtype"),

@@ -120,6 +120,7 @@ fn pass_us(
                 a: &a,
                 b: &b,
                 paths: &paths,
+                segments: 0..1,
                 cache: &layers[call],
                 tail: &mut tail,
                 y: (&mut y).into(),

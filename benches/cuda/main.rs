@@ -7,6 +7,7 @@
 
 mod append;
 mod drafter;
+mod fp8;
 mod gdn_wy;
 mod numbers;
 mod planted;
@@ -17,12 +18,12 @@ mod stock;
 mod timing;
 mod tree_attention;
 
-use planted::{Planted, activations};
+use planted::{Planted, activations, address};
 use serde_json::{Value, json};
-use specpilot_rs::device::cuda::{CublasLt, CudaDevice, LtOperands, LtProduct, LtShape};
+use specpilot_rs::device::cuda::{CudaDevice, LtOperands, LtProduct, LtShape, LtValues};
 use specpilot_rs::device::{Buffer, Device};
 use specpilot_rs::kernels::bf16_matmul::Epilogue;
-use specpilot_rs::kernels::skinny_matmul::{RoundedRows, RoundedWeights, multiply_rounded};
+use specpilot_rs::kernels::rounded_matmul::{RoundedRows, RoundedWeights, multiply_rounded};
 use specpilot_rs::kernels::w12_matmul::WeightView;
 
 /// Name, channels, columns.
@@ -88,21 +89,21 @@ fn main() {
         .filter(|a| !a.starts_with('-'))
         .collect();
     let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| w == name);
-    let lt = cuda.cublaslt().ok();
     println!("{}, {:?}", cuda.gpu_name().expect("a name"), cuda.limits());
     let mut results = Vec::new();
     for (name, n, k) in MATRICES {
         if is_wanted(name) {
-            results.extend(bench_matrix(&device, cuda, lt, name, n, k));
+            results.extend(bench_matrix(&device, cuda, name, n, k));
         }
     }
     type Bench = fn(&Device, &CudaDevice) -> Vec<Value>;
-    let parts: [(&str, Bench); 8] = [
+    let parts: [(&str, Bench); 9] = [
         ("append", append::bench),
         ("gdn_wy", gdn_wy::bench),
         ("tree_attention", tree_attention::bench),
         ("rows", rows::bench),
         ("drafter", drafter::bench),
+        ("fp8", fp8::bench),
         ("screen", screen::bench),
         ("stock", stock::bench),
         ("prompts", prompts::bench),
@@ -119,14 +120,7 @@ fn main() {
     }
 }
 
-fn bench_matrix(
-    device: &Device,
-    cuda: &CudaDevice,
-    lt: Option<&CublasLt>,
-    name: &str,
-    n: usize,
-    k: usize,
-) -> Vec<Value> {
+fn bench_matrix(device: &Device, cuda: &CudaDevice, name: &str, n: usize, k: usize) -> Vec<Value> {
     let num_copies = (ROTATED_BYTES / (n * k)).clamp(1, 24) + 1;
     let copies: Vec<Planted> = (0..num_copies as u32)
         .map(|seed| Planted::new(device, n, k, seed + 1).expect("room for a matrix"))
@@ -136,38 +130,17 @@ fn bench_matrix(
     let escape_rate = copies[0].num_escapes as f64 / (n * k) as f64;
     println!("{name} {n} x {k}: bits agree; escapes {escape_rate:.1e}");
     let mut y = device.try_alloc::<f32>(64 * n).expect("room for results");
-    let y_bf16 = device.try_alloc::<u16>(64 * n).expect("room for results");
     let num_calls = if n > 100_000 { 4 } else { 24 };
+    let rows: Vec<_> = copies.iter().map(|copy| address(&copy.rows)).collect();
     let mut results = Vec::new();
     for num_rows in TIMED_ROWS {
-        let baseline = lt.map(|lt| {
-            let shape = LtShape {
-                out_features: n,
-                in_features: k,
-                num_rows,
-                rounds: true,
-                adds_to_output: false,
-            };
-            let matmul = LtProduct::new(lt, shape).expect("a description");
-            let at = |address: Option<u64>| address.expect("a buffer on the GPU");
-            let run = |candidate: usize, copy: usize| {
-                let operands = LtOperands {
-                    weights: at(copies[copy].rows.cuda_address()),
-                    x: at(x.values().cuda_address()),
-                    y: at(y_bf16.cuda_address()),
-                };
-                // SAFETY: weights, activations and result lie on the GPU and have the sizes of the shape.
-                unsafe { matmul.run(lt, cuda, candidate, operands) }.is_ok()
-            };
-            (0..matmul.num_candidates())
-                .filter(|&i| run(i, 0))
-                .map(|i| {
-                    timing::graph_us(cuda, num_calls, |call| {
-                        run(i, call % num_copies);
-                    })
-                })
-                .fold(f64::INFINITY, f64::min)
-        });
+        let baseline = LtRun {
+            out_features: n,
+            in_features: k,
+            num_rows,
+            values: LtValues::Bf16,
+        }
+        .best_us(device, cuda, &rows, address(x.values()));
         let mut line = format!("  {num_rows:2} rows");
         if let Some(us) = baseline {
             line += &format!("  cublaslt {us:6.1} us");
@@ -193,6 +166,51 @@ fn bench_matrix(
         println!("{line}");
     }
     results
+}
+
+/// A product of cuBLASLt, to BF16.
+struct LtRun {
+    out_features: usize,
+    in_features: usize,
+    num_rows: usize,
+    values: LtValues,
+}
+
+impl LtRun {
+    /// Microseconds of its fastest algorithm over copies of row-major weights, all by their addresses; `None` where there
+    /// is no cuBLASLt, or it does not serve the shape.
+    fn best_us(&self, device: &Device, cuda: &CudaDevice, copies: &[u64], x: u64) -> Option<f64> {
+        let lt = cuda.cublaslt().ok()?;
+        let n = self.out_features;
+        let y = device.try_alloc::<u16>(64 * n).expect("room for results");
+        let shape = LtShape {
+            out_features: n,
+            in_features: self.in_features,
+            num_rows: self.num_rows,
+            values: self.values,
+            rounds: true,
+            adds_to_output: false,
+        };
+        let matmul = LtProduct::new(lt, shape).ok()?;
+        let run = |candidate: usize, copy: usize| {
+            let operands = LtOperands {
+                weights: copies[copy],
+                x,
+                y: address(&y),
+            };
+            // SAFETY: weights, activations and result lie on the GPU and have the sizes of the shape.
+            unsafe { matmul.run(lt, cuda, candidate, operands) }.is_ok()
+        };
+        let num_calls = if n > 100_000 { 4 } else { 24 };
+        let times = (0..matmul.num_candidates())
+            .filter(|&i| run(i, 0))
+            .map(|i| {
+                timing::graph_us(cuda, num_calls, |call| {
+                    run(i, call % copies.len());
+                })
+            });
+        times.reduce(f64::min)
+    }
 }
 
 /// Panics unless all row counts and both formats give the same bits, and the values are right.

@@ -9,7 +9,7 @@ use specpilot_rs::kernels::bf16_matmul::PackedBf16;
 use specpilot_rs::kernels::plant_matrix::{
     PlantMatrix, PlantMatrixArgs, Recipe, RecipeKind, plant_bf16, plant_w12,
 };
-use specpilot_rs::kernels::skinny_matmul::RoundedRows;
+use specpilot_rs::kernels::rounded_matmul::RoundedRows;
 use specpilot_rs::kernels::w12_matmul::PackedW12;
 
 static SUMS: KernelSource = KernelSource {
@@ -48,7 +48,8 @@ fn cuda(device: &Device) -> &CudaDevice {
     }
 }
 
-fn address<T: specpilot_rs::device::Element>(buffer: &Buffer<T>) -> u64 {
+/// Where a buffer lies on the GPU.
+pub fn address<T: specpilot_rs::device::Element>(buffer: &Buffer<T>) -> u64 {
     buffer.cuda_address().expect("a buffer on the GPU")
 }
 

@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 use specpilot_rs::device::Device;
-use specpilot_rs::device::cuda::{CudaDevice, LtOperands, LtShape};
+use specpilot_rs::device::cuda::{CudaDevice, LtOperands, LtShape, LtValues};
 use specpilot_rs::kernels::bf16_matmul::Epilogue;
-use specpilot_rs::kernels::skinny_matmul::{RoundedWeights, multiply_rounded};
+use specpilot_rs::kernels::rounded_matmul::{RoundedWeights, multiply_rounded};
 use specpilot_rs::kernels::w12_matmul::WeightView;
 
 use super::planted::{Planted, activations};
@@ -16,7 +16,7 @@ const MATRICES: [(&str, usize, usize); 3] = [
     ("down", 5120, 17408),
     ("o", 5120, 6144),
 ];
-const ROWS: [usize; 5] = [33, 64, 128, 256, 2048];
+const ROWS: [usize; 8] = [33, 48, 64, 96, 128, 256, 300, 2048];
 const NUM_COPIES: usize = 3;
 
 /// A line per matrix and row count.
@@ -38,6 +38,7 @@ pub fn bench(device: &Device, cuda: &CudaDevice) -> Vec<Value> {
             };
             if let Ok(lt) = cuda.cublaslt() {
                 let shape = LtShape {
+                    values: LtValues::Bf16,
                     out_features: n,
                     in_features: k,
                     num_rows: rows,

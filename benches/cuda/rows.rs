@@ -14,7 +14,7 @@ use specpilot_rs::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
 use specpilot_rs::kernels::masked_ids::MaskedIds;
 use specpilot_rs::kernels::matmul_rows::MatmulRows;
 use specpilot_rs::kernels::rms_norm::{RmsNorm, RmsNormArgs};
-use specpilot_rs::kernels::rope::{Rope, RopeArgs};
+use specpilot_rs::kernels::rope::{HeadNorm, Rope, RopeArgs, RopeHeads, Rotation};
 
 use super::planted::gaussian;
 use super::timing::{call_us, graph_us};
@@ -25,6 +25,7 @@ const VOCAB: usize = 248_320;
 /// Ids of the table: rows lie as far apart as in the whole one.
 const TABLE_IDS: usize = 8192;
 const HEADS: usize = 24;
+const KV_HEADS: usize = 4;
 const HEAD_DIM: usize = 256;
 const ROTARY_DIM: usize = 64;
 const NUM_TAPS: usize = 5;
@@ -90,42 +91,42 @@ fn bench_rows(device: &Device, cuda: &CudaDevice, num_rows: usize) -> Vec<Value>
     results.push(figure("rms_norm", num_rows, us, num_bytes));
 
     // Query heads of rows that hold [query | gate] per head.
-    let projected = buffer(2 * num_rows * HEADS * HEAD_DIM);
+    let q_projected = buffer(2 * num_rows * HEADS * HEAD_DIM);
+    let k_projected = buffer(num_rows * KV_HEADS * HEAD_DIM);
     let mut q = buffer(num_rows * HEADS * HEAD_DIM);
-    let us = graph_us(cuda, NUM_CALLS, |_| {
-        let args = RmsNormArgs {
-            x: &projected,
-            x_offset: 0,
-            x_stride: 2 * HEAD_DIM,
-            num_vectors: num_rows * HEADS,
-            width: HEAD_DIM,
-            weight: Some(&weight),
-            eps: 1e-6,
-            y: (&mut q).into(),
-        };
-        RmsNorm::run(device, args).expect("buffers fit the shape");
-    });
-    let num_bytes = 2 * num_rows * HEADS * HEAD_DIM * F32;
-    results.push(figure("rms_norm heads", num_rows, us, num_bytes));
-
+    let mut k = buffer(num_rows * KV_HEADS * HEAD_DIM);
     let positions = list((8192..).take(num_rows).collect());
     let frequencies: Vec<f32> = (0..ROTARY_DIM / 2)
         .map(|j| 1e7_f32.powf(-2.0 * j as f32 / ROTARY_DIM as f32))
         .collect();
     let frequencies = device.buffer_of(&frequencies).expect("room");
     let us = graph_us(cuda, NUM_CALLS, |_| {
+        let heads = |x, parts, num_heads, y| RopeHeads {
+            norm: Some(HeadNorm {
+                x,
+                x_stride: parts * HEAD_DIM,
+                weight: Some(&weight),
+                eps: 1e-6,
+            }),
+            num_heads,
+            y,
+        };
         let args = RopeArgs {
-            x: &mut q,
-            num_heads: HEADS,
+            heads: vec![
+                heads(&q_projected, 2, HEADS, &mut q),
+                heads(&k_projected, 1, KV_HEADS, &mut k),
+            ],
             head_dim: HEAD_DIM,
             positions: &positions,
-            inverse_frequencies: &frequencies,
-            pair_offset: ROTARY_DIM / 2,
+            rotation: Some(Rotation {
+                inverse_frequencies: &frequencies,
+                pair_offset: ROTARY_DIM / 2,
+            }),
         };
         Rope::run(device, args).expect("buffers fit the shape");
     });
-    let num_bytes = 2 * num_rows * HEADS * ROTARY_DIM * F32;
-    results.push(figure("rope", num_rows, us, num_bytes));
+    let num_bytes = 2 * num_rows * (HEADS + KV_HEADS) * HEAD_DIM * F32;
+    results.push(figure("rope of normed heads", num_rows, us, num_bytes));
 
     let gate = buffer(num_rows * INTERMEDIATE);
     let up = buffer(num_rows * INTERMEDIATE);

@@ -219,6 +219,7 @@ impl Recurrence {
                     },
                     projected: &projected,
                     paths: &paths,
+                    segments: 0..1,
                     cache: &self.layers[call],
                     tail_qkv: &mut qkv,
                     tail: &mut tail,

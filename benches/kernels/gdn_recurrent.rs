@@ -61,6 +61,7 @@ pub fn bench(c: &mut Criterion) {
                         },
                         projected: &projected,
                         paths: &paths,
+                        segments: 0..1,
                         cache: &cache,
                         tail_qkv: &mut qkv,
                         tail: &mut tail,

@@ -92,6 +92,7 @@ pub fn bench(c: &mut Criterion) {
                             a: &a,
                             b: &b,
                             paths: &paths,
+                            segments: 0..1,
                             cache: &cache,
                             tail: &mut tail,
                             y: (&mut y).into(),

@@ -3,7 +3,7 @@
 use criterion::{BenchmarkId, Criterion, Throughput};
 use specpilot_rs::device::{Buffer, Device, Staged};
 use specpilot_rs::kernels::Kernel;
-use specpilot_rs::kernels::rope::{Rope, RopeArgs};
+use specpilot_rs::kernels::rope::{Rope, RopeArgs, RopeHeads, Rotation};
 
 /// Name, rows, heads, length of a head, rotated dimensions.
 const SHAPES: [(&str, usize, usize, usize, usize); 4] = [
@@ -30,12 +30,17 @@ pub fn bench(c: &mut Criterion) {
         group.bench_function(BenchmarkId::from_parameter(name), |b| {
             b.iter(|| {
                 let args = RopeArgs {
-                    x: &mut x,
-                    num_heads,
+                    heads: vec![RopeHeads {
+                        norm: None,
+                        num_heads,
+                        y: &mut x,
+                    }],
                     head_dim,
                     positions: &positions,
-                    inverse_frequencies: &inverse_frequencies,
-                    pair_offset: rotary_dim / 2,
+                    rotation: Some(Rotation {
+                        inverse_frequencies: &inverse_frequencies,
+                        pair_offset: rotary_dim / 2,
+                    }),
                 };
                 Rope::run(&device, args).expect("buffers fit the shape");
             });

@@ -86,6 +86,8 @@ struct GdnWyParams {
     u32 num_states;   // states that fit in shared memory; if none, they are read where they lie
     u32 max_entries;
     float norm_eps;
+    u32 first_row;    // rows of this launch
+    u32 end_row;
 };
 
 __device__ __forceinline__ u32 anchor_of(u32 position) {

@@ -21,6 +21,7 @@ from specpilot_rs.demo import DFLASH2_DIR, TARGET_DIR
 from specpilot_rs.errors import OptionError, RequestError, SpecPilotError
 from specpilot_rs.hub import model_directory
 from specpilot_rs.options import (
+    PLANTED_OPTIONS,
     EngineOptions,
     SamplingParams,
     SpeculativeConfig,
@@ -57,6 +58,7 @@ class LLM:
         head: str = EngineOptions.head,
         max_model_len: int | None = EngineOptions.max_model_len,
         max_num_seqs: int = EngineOptions.max_num_seqs,
+        max_num_batched_tokens: int | None = EngineOptions.max_num_batched_tokens,
         gpu_memory_utilization: float = EngineOptions.gpu_memory_utilization,
         revision: str | None = None,
         speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None,
@@ -78,6 +80,8 @@ class LLM:
             head: How greedy tokens are found: "dense", "screened" or "auto"; the tokens are the same.
             max_model_len: Most tokens of prompt and output together.
             max_num_seqs: Most requests decoded at once.
+            max_num_batched_tokens: Most rows of a pass over all requests, and so of a prompt chunk; tokens
+                do not depend on it.
             gpu_memory_utilization: Share of the device's memory that the engine may take.
             revision: Revision of the target on the hub.
             speculative_config: `None` for plain decoding, else the fields of `SpeculativeConfig`.
@@ -109,6 +113,7 @@ class LLM:
             head=head,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
             gpu_memory_utilization=gpu_memory_utilization,
             seed=seed,
             num_threads=num_threads,
@@ -181,19 +186,9 @@ class LLM:
             name: One of `_core.PLANTED_NAMES`.
             speculative_config: As for `LLM`, without `model` and `method`.
             **options: `device`, `kernels`, `weight_format`, `head`, `max_model_len`, `max_num_seqs`,
-                `gpu_memory_utilization`, `num_threads`.
+                `max_num_batched_tokens`, `gpu_memory_utilization`, `num_threads`.
         """
-        known = (
-            "device",
-            "kernels",
-            "weight_format",
-            "head",
-            "max_model_len",
-            "max_num_seqs",
-            "gpu_memory_utilization",
-            "num_threads",
-        )
-        refuse_unknown_options(options, known, "LLM.planted")
+        refuse_unknown_options(options, PLANTED_OPTIONS, "LLM.planted")
         if not isinstance(name, str):
             raise OptionError(
                 f"option `planted` should be one of {', '.join(PLANTED_NAMES)}, got {shown(name)}"

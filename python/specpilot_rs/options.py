@@ -119,9 +119,22 @@ def without_neutral(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     return kept
 
 
+PLANTED_OPTIONS = (
+    "device",
+    "kernels",
+    "weight_format",
+    "head",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "gpu_memory_utilization",
+    "num_threads",
+)
+"""What `LLM.planted` takes of `EngineOptions`: the rest speaks of files or tokenizers."""
 MAX_INTEGER = 2**31 - 1
 """Most that any count may be: far above every real one, and safe in each integer type behind it."""
 _MAX_THREADS = 256
+_MAX_BATCHED_TOKENS = 8192
 _MAX_Q_PASSES = 8
 _MAX_TREE_NODES = 64
 _MAX_DRAFT_TOKENS = _MAX_TREE_NODES - 1
@@ -210,6 +223,9 @@ class EngineOptions:
         None, "Most tokens of prompt and output; the model's own limit if omitted."
     )
     max_num_seqs: int = _option(8, "Most requests decoded at once.")
+    max_num_batched_tokens: int | None = _option(
+        None, "Most rows of a pass over all requests, and so of a prompt chunk; 256 if omitted."
+    )
     gpu_memory_utilization: float = _option(0.9, "Share of the device's memory that the engine may take.")
     seed: int = _option(0, "Seed of requests that sample and bring none of their own.")
     num_threads: int | None = _option(None, "Worker threads on the CPU; all cores if omitted.")
@@ -240,6 +256,7 @@ class EngineOptions:
         for name, most, optional in (
             ("max_model_len", MAX_INTEGER, True),
             ("max_num_seqs", MAX_INTEGER, False),
+            ("max_num_batched_tokens", _MAX_BATCHED_TOKENS, True),
             ("num_threads", _MAX_THREADS, True),
         ):
             _set_integer(self, name, 1, most, _refuse_option, optional=optional)

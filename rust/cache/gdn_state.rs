@@ -5,6 +5,9 @@
 //! the anchors `oldest..=newest`, at most [`STATE_RING`] of them; the log reaches from `newest` (and from every anchor
 //! that a row may read) to the last committed token. All of it follows from the committed tokens alone.
 //!
+//! A prompt chunk longer than a path moves a slot on inside its pass: [`settle`](GdnCache::settle), layer by layer. A pass
+//! that fails then leaves layers at different tokens, so its slots can only be handed to new requests.
+//!
 //! Where rows are run token by token ([`Recurrence::Token`]) one state is kept, which [`prepare`](GdnCache::prepare)
 //! brings up to the last committed token.
 
@@ -16,7 +19,7 @@ use crate::kernels::gdn_recurrent::{AdvanceArgs, GdnRecurrent, GdnRecurrentArgs}
 use crate::kernels::gdn_wy::{
     FOLD_INTERVAL, GdnLayerCache, GdnShape, GdnTail, LOG_POSITIONS, STATE_RING, SlotLog, anchor_of,
 };
-use crate::kernels::paths::MAX_PATH_ROWS;
+use crate::kernels::paths::{MAX_PATH_ROWS, Settled};
 use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::{Kernel, check_size, simd};
 
@@ -196,25 +199,62 @@ impl GdnCache {
     ) -> Result<(), KernelError> {
         check_size("gdn_state", "tails", tails.len(), self.layers.len())?;
         let shape = &self.shape;
-        let mut rings = Vec::with_capacity(4 * self.layers.len());
-        for (cache, &(qkv, tail)) in self.layers.iter_mut().zip(tails) {
-            let (keys_len, values_len) = (shape.keys_len(), shape.values_len());
-            let (heads, channels) = (shape.num_value_heads, shape.conv_channels());
-            for (tail, rings_of_layer, row_len, ring_len) in [
-                (&tail.k, &mut cache.log_k, keys_len, LOG_POSITIONS),
-                (&tail.d, &mut cache.log_d, values_len, LOG_POSITIONS),
-                (&tail.g, &mut cache.log_g, heads, LOG_POSITIONS),
-                (qkv, &mut cache.conv, channels, shape.conv_kernel),
-            ] {
-                rings.push(Ring {
-                    tail,
-                    row_len,
-                    ring_len,
-                    rings: rings_of_layer,
-                });
-            }
-        }
+        let layers = self.layers.iter_mut().zip(tails);
+        let rings = layers.flat_map(|(cache, &tail)| rings_of(shape, cache, tail));
+        let rings = rings.collect();
         AppendRing::run(device, AppendRingArgs { rows, rings })
+    }
+
+    /// Takes prompt rows that a wave of the pass left behind in one layer for committed, and brings the layer's state to
+    /// where the next segment of their slot reads it. Layers come in ascending order.
+    ///
+    /// # Errors
+    /// [`KernelError::BufferTooShort`] when a row lies outside the pass's buffers, [`KernelError::Device`].
+    pub fn settle(
+        &mut self,
+        device: &Device,
+        layer: usize,
+        settled: Settled<'_>,
+        tail: (&Buffer<f32>, &GdnTail),
+    ) -> Result<(), KernelError> {
+        let Settled {
+            rows,
+            slot,
+            end,
+            last_position,
+        } = settled;
+        let (shape, cache) = (&self.shape, &mut self.layers[layer]);
+        let rings = rings_of(shape, cache, tail).into();
+        AppendRing::run(device, AppendRingArgs { rows, rings })?;
+        let newest = match self.recurrence {
+            Recurrence::Token => {
+                let advance = AdvanceArgs {
+                    shape,
+                    layers: std::slice::from_mut(cache),
+                    slot,
+                    positions: end - rows.len()..end,
+                };
+                GdnRecurrent::run(device, GdnRecurrentArgs::Advance(advance))?;
+                end
+            }
+            Recurrence::Anchored => {
+                let newest = anchor_of(last_position);
+                for anchor in (anchor_of(end - 1)..newest).step_by(FOLD_INTERVAL) {
+                    let args = GdnFoldArgs {
+                        shape,
+                        cache: &mut *cache,
+                        slot,
+                        anchor,
+                    };
+                    GdnFold::run(device, args)?;
+                }
+                newest
+            }
+        };
+        if layer + 1 == self.layers.len() {
+            self.slots[slot].newest = newest;
+        }
+        Ok(())
     }
 
     /// Declares `committed_len` tokens committed, after `append`, and forgets states below
@@ -252,6 +292,28 @@ impl GdnCache {
         fold_heads(shape, log, newest..committed_len, &mut state).for_each(simd::dispatch);
         Ok(state)
     }
+}
+
+/// What one layer keeps of rows, and where.
+fn rings_of<'a>(
+    shape: &GdnShape,
+    cache: &'a mut GdnLayerCache,
+    (qkv, tail): (&'a Buffer<f32>, &'a GdnTail),
+) -> [Ring<'a>; 4] {
+    let (keys_len, values_len) = (shape.keys_len(), shape.values_len());
+    let (heads, channels) = (shape.num_value_heads, shape.conv_channels());
+    [
+        (&tail.k, &mut cache.log_k, keys_len, LOG_POSITIONS),
+        (&tail.d, &mut cache.log_d, values_len, LOG_POSITIONS),
+        (&tail.g, &mut cache.log_g, heads, LOG_POSITIONS),
+        (qkv, &mut cache.conv, channels, shape.conv_kernel),
+    ]
+    .map(|(tail, rings, row_len, ring_len)| Ring {
+        tail,
+        row_len,
+        ring_len,
+        rings,
+    })
 }
 
 #[cfg(test)]

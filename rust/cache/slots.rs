@@ -6,6 +6,7 @@
 use crate::device::{Buffer, Device};
 use crate::error::{DeviceError, KernelError};
 use crate::kernels::gdn_wy::{GdnShape, GdnTail};
+use crate::kernels::paths::{RowPaths, Settled};
 use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::tree_attention::KV_BLOCK;
 
@@ -85,18 +86,57 @@ impl SequenceCaches {
         }
     }
 
-    /// Folds recurrent states forward for a pass over rows up to `last_position`.
+    /// Folds recurrent states forward for a pass over `paths`.
     ///
     /// # Errors
     /// [`KernelError`] when the fold refuses its arguments.
-    pub fn prepare(
+    pub fn prepare(&mut self, device: &Device, paths: &RowPaths) -> Result<(), KernelError> {
+        let Some(gdn) = &mut self.gdn else {
+            return Ok(());
+        };
+        for (i, segment) in paths.segments().iter().enumerate() {
+            // Segments that continue another are prepared for on the way.
+            if !paths.continues(i) {
+                let positions = segment.rows.clone().map(|row| paths.position(row));
+                let last_position = positions.max().unwrap_or_default();
+                gdn.prepare(device, segment.slot, last_position)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes keys and values of rows that later segments of the pass read for committed, in the model's layer `layer`.
+    ///
+    /// # Errors
+    /// [`KernelError`] when a row lies outside a tail or has no page.
+    pub fn settle_kv(
         &mut self,
         device: &Device,
-        slot: usize,
-        last_position: usize,
+        layer: usize,
+        settled: Settled<'_>,
+        k: &Buffer<f32>,
+        v: &Buffer<f32>,
     ) -> Result<(), KernelError> {
+        let layer = self.attention_index(layer);
+        let tails = [KvTail { layer, k, v }];
+        self.kv.append(device, settled.rows, &tails)
+    }
+
+    /// Takes inputs of the convolution and log entries of rows that the next wave of the pass reads for committed, in the
+    /// model's layer `layer`.
+    ///
+    /// # Errors
+    /// [`KernelError`] when a row lies outside a tail, or the fold refuses its arguments.
+    pub fn settle_gdn(
+        &mut self,
+        device: &Device,
+        layer: usize,
+        settled: Settled<'_>,
+        tail: (&Buffer<f32>, &GdnTail),
+    ) -> Result<(), KernelError> {
+        let layer = self.gdn_index(layer);
         match &mut self.gdn {
-            Some(gdn) => gdn.prepare(device, slot, last_position),
+            Some(gdn) => gdn.settle(device, layer, settled, tail),
             None => Ok(()),
         }
     }

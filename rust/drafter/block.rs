@@ -20,7 +20,7 @@ use crate::kernels::draft_block::{DraftBlock, DraftBlockArgs};
 use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
 use crate::kernels::matmul_rows::{MatmulInput, MatmulRows};
 use crate::kernels::rms_norm::{NormOutput, RmsNorm, RmsNormArgs};
-use crate::kernels::rope::{Rope, RopeArgs};
+use crate::kernels::rope::{HeadNorm, Rope, RopeArgs, RopeHeads, Rotation};
 use crate::kernels::w12_matmul::WeightView;
 use crate::weights::Linear;
 
@@ -224,35 +224,32 @@ impl Block {
             (&layer.v_proj, &mut self.v),
         ];
         multiply_all(device, &self.rows, num_rows, products)?;
-        for (raw, turned, weight, num_heads) in [
-            (&self.q_raw, &mut self.q, &layer.q_norm, config.num_heads),
-            (&self.k_raw, &mut self.k, &layer.k_norm, config.num_kv_heads),
-        ] {
-            RmsNorm::run(
-                device,
-                RmsNormArgs {
-                    x: raw,
-                    x_offset: 0,
-                    x_stride: config.head_dim,
-                    num_vectors: num_rows * num_heads,
-                    width: config.head_dim,
-                    weight: Some(weight),
-                    eps: config.rms_norm_eps,
-                    y: (&mut *turned).into(),
-                },
-            )?;
-            Rope::run(
-                device,
-                RopeArgs {
-                    x: turned,
-                    num_heads,
-                    head_dim: config.head_dim,
-                    positions: &self.lists.positions,
+        let heads = [
+            (&self.q_raw, &layer.q_norm, config.num_heads, &mut self.q),
+            (&self.k_raw, &layer.k_norm, config.num_kv_heads, &mut self.k),
+        ];
+        let heads = heads.map(|(x, weight, num_heads, y)| RopeHeads {
+            norm: Some(HeadNorm {
+                x,
+                x_stride: config.head_dim,
+                weight: Some(weight),
+                eps: config.rms_norm_eps,
+            }),
+            num_heads,
+            y,
+        });
+        Rope::run(
+            device,
+            RopeArgs {
+                heads: heads.into(),
+                head_dim: config.head_dim,
+                positions: &self.lists.positions,
+                rotation: Some(Rotation {
                     inverse_frequencies: model.inverse_frequencies,
                     pair_offset: config.head_dim / 2,
-                },
-            )?;
-        }
+                }),
+            },
+        )?;
         let (k_pages, v_pages) = contexts.k_v(layer_index);
         let sight = config.layers[layer_index];
         DraftBlock::run(

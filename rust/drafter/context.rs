@@ -21,7 +21,7 @@ use crate::kernels::matmul_rows::MatmulRows;
 use crate::kernels::paths::{MAX_PATH_ROWS, row_bucket};
 use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
-use crate::kernels::rope::{Rope, RopeArgs};
+use crate::kernels::rope::{HeadNorm, Rope, RopeArgs, RopeHeads, Rotation};
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::kernels::{Kernel, check_size};
 
@@ -395,32 +395,29 @@ impl Contexts {
             ]
         });
         multiply_all(device, &s.hidden, num_rows, products)?;
-        for (layer, rows) in weights.layers.iter().zip(&mut s.layers) {
-            RmsNorm::run(
-                device,
-                RmsNormArgs {
-                    x: &rows.k_raw,
-                    x_offset: 0,
-                    x_stride: config.head_dim,
-                    num_vectors: num_rows * config.num_kv_heads,
-                    width: config.head_dim,
-                    weight: Some(&layer.k_norm),
-                    eps: config.rms_norm_eps,
-                    y: (&mut rows.k).into(),
-                },
-            )?;
-            Rope::run(
-                device,
-                RopeArgs {
-                    x: &mut rows.k,
-                    num_heads: config.num_kv_heads,
-                    head_dim: config.head_dim,
-                    positions: &self.positions,
+        let heads = weights.layers.iter().zip(&mut s.layers);
+        let heads = heads.map(|(layer, rows)| RopeHeads {
+            norm: Some(HeadNorm {
+                x: &rows.k_raw,
+                x_stride: config.head_dim,
+                weight: Some(&layer.k_norm),
+                eps: config.rms_norm_eps,
+            }),
+            num_heads: config.num_kv_heads,
+            y: &mut rows.k,
+        });
+        Rope::run(
+            device,
+            RopeArgs {
+                heads: heads.collect(),
+                head_dim: config.head_dim,
+                positions: &self.positions,
+                rotation: Some(Rotation {
                     inverse_frequencies,
                     pair_offset: config.head_dim / 2,
-                },
-            )?;
-        }
+                }),
+            },
+        )?;
         let [whole_rows, ring_rows] = &self.chunk_rows;
         for (cache, placed, is_windowed) in [
             (&mut self.whole, whole_rows, false),

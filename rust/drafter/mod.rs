@@ -191,8 +191,8 @@ pub fn open(
     load(source, config, target, taps, device, sizes)
 }
 
-/// Opens a planted drafter, its linear layers in `format`: its proposals are right as often as
-/// [`planted::PUBLISHED`] says, by `scripts`.
+/// Opens a planted drafter, its linear layers in `format` (BF16 beside an FP8 target, as published): its proposals are right
+/// as often as [`planted::PUBLISHED`] says, by `scripts`.
 ///
 /// # Errors
 /// As for [`open`], of which nothing about files applies.
@@ -213,7 +213,10 @@ pub fn open_planted(
     let taps = pairing::check(files, config, target)?;
     let source = Source {
         weights: WeightSource::Planted(weights),
-        format,
+        format: match format {
+            WeightFormat::Fp8 | WeightFormat::Fp8W8A8 => WeightFormat::Bf16,
+            other => other,
+        },
     };
     let inner = load(source, config, target, taps, device, sizes)?;
     let profile = planted::PUBLISHED;

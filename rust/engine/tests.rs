@@ -22,6 +22,7 @@ fn options(max_num_seqs: usize) -> EngineOptions {
         head: "auto".into(),
         max_model_len: Some(200),
         max_num_seqs,
+        max_num_batched_tokens: None,
         gpu_memory_utilization: 0.9,
         seed: 0,
         num_threads: Some(1),

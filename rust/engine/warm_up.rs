@@ -37,7 +37,10 @@ impl Engine {
         };
         self.rehearse(1, Some(sampling))?;
         let limits = &self.plan.limits;
-        rehearse_forwards(&mut self.pair, &limits.speculation, limits.max_model_len)?;
+        let decode_rows = limits.speculation.pass_rows().min(limits.max_step_rows);
+        let with_q_views = limits.speculation.q_passes() > 0;
+        let max_model_len = limits.max_model_len;
+        rehearse_forwards(&mut self.pair, decode_rows, with_q_views, max_model_len)?;
         self.next_id = 0;
         self.set_stage_clock(false);
         Ok(())
@@ -46,7 +49,7 @@ impl Engine {
     /// Runs `num_requests` at once, as many of them with long prompts as fill a pass.
     fn rehearse(&mut self, num_requests: usize, sampling: Option<Sampling>) -> Result<()> {
         let limits = &self.plan.limits;
-        let longest = (limits.max_model_len - 1).min(MAX_PATH_ROWS);
+        let longest = (limits.max_model_len - 1).min(limits.max_step_rows);
         let num_long = limits.max_step_rows.div_ceil(longest);
         let params = SamplingParams {
             // Enough for whole trees, and few pages.

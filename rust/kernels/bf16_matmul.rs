@@ -17,6 +17,7 @@ use half::bf16;
 use super::channel_tasks::for_each_channel_task;
 use super::matmul_rows::MatmulInput;
 pub use super::packed_bf16::PackedBf16;
+use super::row_format::RowFormat;
 use super::simd::{self, Isa, LANES, Lanes, Task};
 use super::skinny_matmul::{SkinnyMatmul, SkinnyProduct};
 use super::w12_matmul::WeightView;
@@ -89,6 +90,7 @@ impl Kernel for Bf16Matmul {
             kernel: Self::NAME,
             products: &products.collect::<Result<Vec<_>, _>>()?,
             view: WeightView::Exact,
+            rows: RowFormat::Bf16,
             num_rows: args.num_rows,
             epilogue: args.epilogue,
         };

@@ -7,8 +7,12 @@
 //!   a scale of their own (`max |x| / 448`). A group's codes are multiplied by one chain over ascending k from zero; the
 //!   chains, times both scales, are added in ascending order.
 //!
+//! On a GPU W8A16 has the bits of `bf16_matmul` there. W8A8 cuts a group's chain in two, and from compute capability 8.9
+//! on multiplies codes as they are, in the precision that tensor cores add E4M3 products with.
+//!
 //! In both a row's result depends on that row alone.
 
+pub(super) mod launch;
 mod quantised;
 
 use std::ops::Range;
@@ -23,6 +27,7 @@ pub use super::packed_fp8::{Fp8Scales, PackedFp8, dequantise};
 use super::simd::{self, LANES};
 use super::{Kernel, check_len, check_size};
 use crate::device::HostDevice;
+use crate::device::cuda::CudaDevice;
 use crate::error::KernelError;
 pub use quantised::GROUP_COLUMNS;
 
@@ -83,6 +88,10 @@ impl Kernel for Fp8Matmul {
                 quantised::multiply(device, x, args.products, args.epilogue);
             }
         }
+    }
+
+    fn cuda(device: &CudaDevice, args: Fp8MatmulArgs<'_>) -> Result<(), KernelError> {
+        launch::multiply(device, args)
     }
 }
 

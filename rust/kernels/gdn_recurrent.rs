@@ -40,6 +40,8 @@ pub struct ChainArgs<'a> {
     pub projected: &'a Buffer<f32>,
     /// The rows of the pass, chains.
     pub paths: &'a RowPaths,
+    /// Those of its segments that run, one after another; rows of others stay as they are.
+    pub segments: Range<usize>,
     /// The layer's committed state.
     pub cache: &'a GdnLayerCache,
     /// Receives the inputs of the convolution `[rows, C]`.
@@ -98,7 +100,7 @@ impl Kernel for GdnRecurrent {
     fn host(device: &HostDevice, args: GdnRecurrentArgs<'_>) {
         match args {
             GdnRecurrentArgs::Chain(mut args) => {
-                let segments = args.paths.segments();
+                let segments = &args.paths.segments()[args.segments.clone()];
                 segments
                     .iter()
                     .for_each(|segment| run_chain(&mut args, segment));
@@ -148,13 +150,15 @@ fn check_chain(args: &ChainArgs<'_>) -> Result<(), KernelError> {
     ] {
         check_len(name, argument, got, expected)?;
     }
-    for segment in args.paths.segments() {
+    let segments = args.paths.segments();
+    check_len(name, "segments", segments.len(), args.segments.end)?;
+    for segment in segments {
         let is_next = |row: &usize| args.paths.path(*row).len() == row - segment.rows.start + 1;
         if let Some(row) = segment.rows.clone().find(|row| !is_next(row)) {
             return Err(KernelError::NotAChain { kernel: name, row });
         }
     }
-    let slots = args.paths.segments().iter().map(|segment| segment.slot + 1);
+    let slots = segments.iter().map(|segment| segment.slot + 1);
     check_cache(name, shape, args.cache, slots.max().unwrap_or(0))
 }
 
@@ -311,13 +315,16 @@ struct GdnRecurrentParams {
     sizes: GdnSizes,
     num_taps: u32,
     row_len: u32,
+    first_row: u32,
+    first_segment: u32,
 }
 
 fn launch_chain(device: &CudaDevice, args: &ChainArgs<'_>) -> Result<(), KernelError> {
     let launcher = Launcher::of::<GdnRecurrent>(device);
     let (shape, num_rows) = (args.shape, args.paths.num_rows());
     let sizes = GdnSizes::of(shape)?;
-    if num_rows == 0 {
+    let rows = args.paths.rows_of(&args.segments);
+    if rows.is_empty() {
         return Ok(());
     }
     let (q_len, v_len) = (num_rows * shape.keys_len(), num_rows * shape.values_len());
@@ -343,10 +350,12 @@ fn launch_chain(device: &CudaDevice, args: &ChainArgs<'_>) -> Result<(), KernelE
         sizes,
         num_taps: shape.conv_kernel as u32,
         row_len: projected_len(shape) as u32,
+        first_row: rows.start as u32,
+        first_segment: args.segments.start as u32,
     };
     let num_vectors = 2 * shape.num_key_heads + shape.values_len().div_ceil(WARP_CHANNELS);
-    let input_blocks = num_rows * num_vectors.div_ceil(INPUT_WARPS);
-    let chain_blocks = args.paths.segments().len() * num_parts(shape);
+    let input_blocks = rows.len() * num_vectors.div_ceil(INPUT_WARPS);
+    let chain_blocks = args.segments.len() * num_parts(shape);
     for (entry, blocks) in [
         (
             "gdn_recurrent_inputs",

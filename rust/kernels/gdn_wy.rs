@@ -25,6 +25,8 @@
 mod heads;
 mod launch;
 
+use std::ops::Range;
+
 use heads::{KeyHead, Pass, ValueHead};
 
 use super::matmul_rows::RowsOutput;
@@ -177,7 +179,9 @@ pub struct GdnWyArgs<'a> {
     pub b: &'a Buffer<f32>,
     /// The rows of the pass.
     pub paths: &'a RowPaths,
-    /// The layer's committed state; holds the state of every anchor that a row of `paths` needs.
+    /// Those of its segments that run, one after another; rows of others stay as they are.
+    pub segments: Range<usize>,
+    /// The layer's committed state; holds the state of every anchor that their rows need.
     pub cache: &'a GdnLayerCache,
     /// Receives this pass's rows.
     pub tail: &'a mut GdnTail,
@@ -231,15 +235,22 @@ impl Kernel for GdnWy {
             check_len(name, argument, got, expected)?;
         }
         args.y.check(name, num_rows, shape.values_len())?;
-        let slots = args.paths.segments().iter().map(|segment| segment.slot + 1);
+        check_len(
+            name,
+            "segments",
+            args.paths.segments().len(),
+            args.segments.end,
+        )?;
+        let segments = args.paths.segments()[args.segments.clone()].iter();
+        let slots = segments.map(|segment| segment.slot + 1);
         check_cache(name, shape, args.cache, slots.max().unwrap_or(0))
     }
 
     fn host(device: &HostDevice, mut args: GdnWyArgs<'_>) {
         let shape = args.shape;
-        let num_rows = args.paths.num_rows();
+        let num_rows = args.paths.rows_of(&args.segments).len();
         let pass = Pass::new(&args);
-        let segments = args.paths.segments();
+        let segments = &args.paths.segments()[args.segments.clone()];
         let (keys_stride, values_stride) = (KeyHead::row_len(shape), ValueHead::row_len(shape));
         let mut keys = vec![0.0; num_rows * shape.num_key_heads * keys_stride];
         let mut values = vec![0.0; num_rows * shape.num_value_heads * values_stride];

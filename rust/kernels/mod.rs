@@ -34,6 +34,8 @@ pub(crate) mod random_trees;
 pub mod rms_norm;
 pub mod rope;
 pub mod round_rows;
+pub mod rounded_matmul;
+mod row_format;
 pub mod sample_rows;
 pub mod simd;
 pub mod skinny_matmul;
@@ -42,6 +44,7 @@ pub mod stock_matmul;
 pub mod tree_attention;
 pub(crate) mod vectors;
 pub mod w12_matmul;
+mod wgmma_matmul;
 
 use rayon::prelude::*;
 

@@ -6,8 +6,11 @@
 use half::bf16;
 use rayon::prelude::*;
 
+use super::fp8_matmul::launch::Fp8Codes;
 use super::simd::LANES;
-use crate::device::Buffer;
+use super::skinny_weights::{CudaParts, SkinnyWeights, SliceFormat};
+use crate::device::{Backend, Buffer, Device};
+use crate::error::KernelError;
 
 /// Largest finite value.
 pub(super) const MAX_E4M3: f32 = 448.0;
@@ -58,6 +61,18 @@ pub(super) fn round_to_e4m3(x: f32) -> f32 {
     f32::from_bits(rounded & 0xFFF0_0000)
 }
 
+/// The code of [`round_to_e4m3`]; `x` is a number.
+pub(super) fn code_of(x: f32) -> u8 {
+    let rounded = round_to_e4m3(x);
+    let magnitude = rounded.abs();
+    let code = if magnitude < 0.015_625 {
+        (magnitude * 512.0) as u32
+    } else {
+        (magnitude.to_bits() >> 20) - (120 << 3)
+    };
+    code as u8 | u8::from(rounded.is_sign_negative()) << 7
+}
+
 /// Scales of a matrix `[rows, columns]`: one for every block, blocks row by row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fp8Scales {
@@ -75,7 +90,7 @@ impl Fp8Scales {
         columns.div_ceil(self.block_columns)
     }
 
-    fn row(&self, row: usize, columns: usize) -> &[f32] {
+    pub(super) fn row(&self, row: usize, columns: usize) -> &[f32] {
         let grid_columns = self.grid_columns(columns);
         &self.values[row / self.block_rows * grid_columns..][..grid_columns]
     }
@@ -108,6 +123,8 @@ pub struct PackedFp8 {
     tiles: Buffer<u8>,
     /// Of each tile, for every block of columns, the scale of each lane.
     lane_scales: Buffer<f32>,
+    /// The matrix on a GPU; `tiles` and `lane_scales` are empty then.
+    pub(super) cuda: Option<SkinnyWeights>,
     block_columns: usize,
     out_features: usize,
     in_features: usize,
@@ -156,7 +173,65 @@ impl PackedFp8 {
         Self {
             tiles,
             lane_scales,
+            cuda: None,
             block_columns: scales.block_columns,
+            out_features,
+            in_features,
+        }
+    }
+
+    /// Packs row-major codes into the memory of `device`, as its kernels read them. On a GPU a tile of 16 channels
+    /// shares its scales, or a row has one: what checkpoints hold.
+    ///
+    /// # Errors
+    /// [`KernelError::Size`] for blocks of another shape on a GPU, [`KernelError::Device`] when it has no room.
+    ///
+    /// # Panics
+    /// As for [`Self::pack`].
+    pub fn pack_on(
+        device: &Device,
+        codes: &[u8],
+        out_features: usize,
+        in_features: usize,
+        scales: &Fp8Scales,
+    ) -> Result<Self, KernelError> {
+        if device.backend() == Backend::Host {
+            return Ok(Self::pack(codes, out_features, in_features, scales));
+        }
+        let matrix = Fp8Codes {
+            codes,
+            out_features,
+            in_features,
+            scales,
+        };
+        Ok(Self {
+            tiles: Buffer::zeroed(0),
+            lane_scales: Buffer::zeroed(0),
+            cuda: Some(matrix.lay_out_on(device)?),
+            block_columns: scales.block_columns,
+            out_features,
+            in_features,
+        })
+    }
+
+    /// A matrix that was written on the device, in the layout of `fp8_matmul::launch`, with a scale of BF16 for each row.
+    ///
+    /// # Panics
+    /// Panics if `slices` are shorter than the shape needs.
+    pub(super) fn from_cuda_parts(
+        out_features: usize,
+        in_features: usize,
+        parts: CudaParts,
+    ) -> Self {
+        let format = SliceFormat::Fp8 {
+            has_short_scales: true,
+        };
+        let cuda = SkinnyWeights::from_parts(format, out_features, in_features, parts);
+        Self {
+            tiles: Buffer::zeroed(0),
+            lane_scales: Buffer::zeroed(0),
+            cuda: Some(cuda),
+            block_columns: in_features,
             out_features,
             in_features,
         }
@@ -164,7 +239,18 @@ impl PackedFp8 {
 
     /// Bytes of a packed matrix of this shape with scales for blocks of so many columns, for planning memory before
     /// there is one.
-    pub fn num_bytes_of(out_features: usize, in_features: usize, block_columns: usize) -> usize {
+    pub fn num_bytes_of(
+        backend: Backend,
+        out_features: usize,
+        in_features: usize,
+        block_columns: usize,
+    ) -> usize {
+        if backend == Backend::Cuda {
+            let format = SliceFormat::Fp8 {
+                has_short_scales: true,
+            };
+            return SkinnyWeights::bytes_of(format, out_features, in_features, 0);
+        }
         let channels = out_features.next_multiple_of(LANES);
         let grid_columns = in_features.div_ceil(block_columns);
         channels * (in_features + grid_columns * size_of::<f32>())
@@ -187,7 +273,8 @@ impl PackedFp8 {
 
     /// Bytes of codes and scales.
     pub fn num_bytes(&self) -> usize {
-        self.tiles.len() + self.lane_scales.len() * size_of::<f32>()
+        let host = self.tiles.len() + self.lane_scales.len() * size_of::<f32>();
+        host + self.cuda.as_ref().map_or(0, SkinnyWeights::num_bytes)
     }
 
     /// Codes of columns `first_k..first_k + len` of a tile.
@@ -229,6 +316,7 @@ mod tests {
         let finite = |code: &u8| !value_of(*code).is_nan();
         for code in (0..=255_u8).filter(finite) {
             assert_eq!(round_to_e4m3(value_of(code)), value_of(code));
+            assert_eq!(code_of(value_of(code)), code);
         }
     }
 

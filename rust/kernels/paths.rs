@@ -4,28 +4,59 @@
 //! Written by the host before a pass ([`clear`](RowPaths::clear), one push per request, [`finish`](RowPaths::finish))
 //! and read by its kernels on either side. The same value serves pass after pass: its copies on a GPU keep their
 //! addresses as long as the capacity suffices.
+//!
+//! A prompt chunk longer than a path is several segments of one slot, each of which takes those before it for committed.
+//! Layer by layer their rows go to the caches before the next segment reads them: all keys and values before attention,
+//! the recurrence [wave by wave](RowPaths::waves). So every row meets what it would have met in a pass of its own.
 
 use std::ops::Range;
 
+use super::placed_rows::PlacedRows;
 use super::tree_attention::{KV_BLOCK, KV_SPLIT};
 use crate::device::{Device, Staged};
 use crate::error::{DeviceError, KernelError};
 
-/// Most uncommitted rows on one path of a pass (root included), and so the largest prompt chunk. Not above
+/// Most uncommitted rows on one path of a pass (root included), and so the most that a segment's may be. Not above
 /// [`ANCHOR_DELAY`](super::gdn_wy::ANCHOR_DELAY): the recurrent state of every row must lie in committed ground.
 pub const MAX_PATH_ROWS: usize = 64;
 
-/// The rows of one request in a pass.
+/// Of `num_rows` prompt rows, those that a pass settles on its way: the caches hold them before its last segment runs.
+pub fn num_settled_rows(num_rows: usize) -> usize {
+    num_rows.saturating_sub(1) / MAX_PATH_ROWS * MAX_PATH_ROWS
+}
+
+/// The rows of one request in a pass, or a part of its prompt rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// The request's cache slot.
     pub slot: usize,
     /// Its rows in the packed batch, parents before children.
     pub rows: Range<usize>,
-    /// Tokens already committed; position of the first row.
+    /// Tokens already committed, or settled by the segments before; position of the first row.
     pub committed_len: usize,
     /// Its part of the list of pages.
     pages: Range<usize>,
+}
+
+/// Segments that can run together, as no two are of one slot.
+pub struct Wave<'a> {
+    /// Their indices.
+    pub segments: Range<usize>,
+    /// What goes to the caches before the next wave.
+    pub settled: Option<Settled<'a>>,
+}
+
+/// Rows of one slot that a later segment reads as committed.
+#[derive(Clone, Copy)]
+pub struct Settled<'a> {
+    /// The rows and their places.
+    pub rows: &'a PlacedRows,
+    /// Their slot.
+    pub slot: usize,
+    /// Position after the last of them: that of the first row of the segment that reads them.
+    pub end: usize,
+    /// Position of that segment's last row.
+    pub last_position: usize,
 }
 
 /// Rows of several requests packed one after another. Every row carries its path: the uncommitted rows from its
@@ -39,6 +70,9 @@ pub struct RowPaths {
     segment_facts: Staged<u32>,
     path_rows: Staged<u32>,
     pages: Staged<u32>,
+    /// Rows of every segment that another one follows, and its index; lists beyond are spare.
+    settled: Vec<PlacedRows>,
+    settled_segments: Vec<usize>,
     max_rows: usize,
     /// Rows of padding that count to the last segment.
     num_padding: usize,
@@ -110,6 +144,10 @@ impl RowPaths {
             segment_facts: list(num_rows * SEGMENT_FACTS)?,
             path_rows: list(num_rows * MAX_PATH_ROWS)?,
             pages: list(num_pages)?,
+            settled: (0..num_settled_rows(num_rows) / MAX_PATH_ROWS)
+                .map(|_| PlacedRows::with_capacity(device, MAX_PATH_ROWS))
+                .collect::<Result<_, _>>()?,
+            settled_segments: Vec::new(),
             max_rows: num_rows,
             num_padding: 0,
             is_finished: false,
@@ -129,6 +167,7 @@ impl RowPaths {
         ] {
             list.values_mut().clear();
         }
+        self.settled_segments.clear();
         self.num_padding = 0;
         self.is_finished = false;
     }
@@ -160,7 +199,60 @@ impl RowPaths {
             self.path_rows.values_mut().extend_from_within(before);
             self.push_row(start, row as u32, committed_len);
         }
+        let pages = self.push_pages(pages);
         self.end_segment(slot, first, committed_len, pages);
+        Ok(())
+    }
+
+    /// Appends `num_rows` prompt rows of one request, of any number: a chain that is committed whatever comes. Segments
+    /// take [`MAX_PATH_ROWS`] of them each. `pages` reach as far as the rows (none where no kernel looks for keys there).
+    ///
+    /// # Errors
+    /// [`KernelError::BufferTooShort`] when there are pages, but not up to the last row that is settled.
+    pub fn push_prompt(
+        &mut self,
+        slot: usize,
+        committed_len: usize,
+        pages: &[u32],
+        num_rows: usize,
+    ) -> Result<(), KernelError> {
+        let place = self.push_pages(pages);
+        let mut left = num_rows;
+        while left > 0 {
+            let first = self.num_rows();
+            let position = committed_len + num_rows - left;
+            let rows = first..first + left.min(MAX_PATH_ROWS);
+            for row in rows.clone() {
+                let start = self.path_rows.len();
+                let before = (first..row).map(|row| row as u32);
+                self.path_rows.values_mut().extend(before);
+                self.push_row(start, row as u32, position);
+            }
+            self.end_segment(slot, first, position, place.clone());
+            left -= rows.len();
+            if left > 0 {
+                self.settle_last_segment(slot, position, pages, rows)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes that another segment of the slot follows the last one.
+    fn settle_last_segment(
+        &mut self,
+        slot: usize,
+        first_position: usize,
+        pages: &[u32],
+        rows: Range<usize>,
+    ) -> Result<(), KernelError> {
+        let index = self.settled_segments.len();
+        if index == self.settled.len() {
+            self.settled.push(PlacedRows::default());
+        }
+        self.settled[index].clear();
+        let rows = rows.map(|row| row as u32);
+        self.settled[index].push(slot, first_position, pages, rows)?;
+        self.settled_segments.push(self.segments.len() - 1);
         Ok(())
     }
 
@@ -183,6 +275,7 @@ impl RowPaths {
             self.path_rows.values_mut().extend_from_slice(before);
             self.push_row(start, row, committed_len);
         }
+        let pages = self.push_pages(pages);
         self.end_segment(slot, first, committed_len, pages);
         Ok(())
     }
@@ -194,8 +287,13 @@ impl RowPaths {
     pub fn pad(&mut self, device: &Device) -> usize {
         match device {
             Device::Host(_) => 0,
-            Device::Cuda(_) => self.pad_to(row_bucket(self.num_rows()).min(self.max_rows)),
+            Device::Cuda(_) => self.pad_to(self.padded_rows(self.num_rows())),
         }
+    }
+
+    /// Rows that a GPU computes for `num_rows`: the next [`row_bucket`], no further than the capacity.
+    pub fn padded_rows(&self, num_rows: usize) -> usize {
+        row_bucket(num_rows).min(self.max_rows)
     }
 
     fn pad_to(&mut self, num_rows: usize) -> usize {
@@ -229,6 +327,9 @@ impl RowPaths {
         ] {
             list.send(device)?;
         }
+        for settled in &mut self.settled[..self.settled_segments.len()] {
+            settled.finish(device)?;
+        }
         self.is_finished = true;
         Ok(())
     }
@@ -257,16 +358,26 @@ impl RowPaths {
             .extend([start as u32, segment as u32]);
     }
 
-    fn end_segment(&mut self, slot: usize, first_row: usize, committed_len: usize, pages: &[u32]) {
-        let first_page = self.pages.len();
+    fn push_pages(&mut self, pages: &[u32]) -> Range<usize> {
+        let first = self.pages.len();
         self.pages.values_mut().extend_from_slice(pages);
+        first..self.pages.len()
+    }
+
+    fn end_segment(
+        &mut self,
+        slot: usize,
+        first_row: usize,
+        committed_len: usize,
+        pages: Range<usize>,
+    ) {
         let rows = first_row..self.num_rows();
         let facts = [
             slot,
             committed_len,
             first_row,
             rows.len(),
-            first_page,
+            pages.start,
             0,
             0,
             0,
@@ -278,7 +389,7 @@ impl RowPaths {
             slot,
             rows,
             committed_len,
-            pages: first_page..self.pages.len(),
+            pages,
         });
     }
 
@@ -290,6 +401,42 @@ impl RowPaths {
     /// The requests of the pass, in row order.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
+    }
+
+    /// The segments in the order in which recurrent layers run them: a wave at a time, what it settles behind it. All of
+    /// them at once unless a prompt chunk is longer than a path.
+    pub fn waves(&self) -> impl Iterator<Item = Wave<'_>> {
+        let settled = self.settled_segments.iter().zip(&self.settled);
+        let settled = settled.map(|(&segment, rows)| (segment + 1, Some((segment, rows))));
+        let mut first = 0;
+        settled
+            .chain([(self.segments.len(), None)])
+            .map(move |(end, settled)| {
+                let segments = first..end;
+                first = end;
+                let settled = settled.map(|(segment, rows)| {
+                    let reader = &self.segments[segment + 1];
+                    Settled {
+                        rows,
+                        slot: reader.slot,
+                        end: reader.committed_len,
+                        last_position: self.position(reader.rows.end - 1),
+                    }
+                });
+                Wave { segments, settled }
+            })
+    }
+
+    /// Whether all segments run in one wave.
+    pub fn is_one_wave(&self) -> bool {
+        self.settled_segments.is_empty()
+    }
+
+    /// Whether a segment reads what the one before it settles.
+    pub fn continues(&self, segment: usize) -> bool {
+        segment
+            .checked_sub(1)
+            .is_some_and(|before| self.settled_segments.contains(&before))
     }
 
     /// Absolute token position of each row.
@@ -317,12 +464,19 @@ impl RowPaths {
         &self.pages.values()[segment.pages.clone()]
     }
 
-    /// At least the rows of the largest segment, padding included: a [`row_bucket`], as launches follow from it.
+    /// At least the rows of the largest of some segments, padding included: a [`row_bucket`], as launches follow from it.
+    pub(super) fn longest_of(&self, segments: Range<usize>) -> usize {
+        let last = self.segments.len().checked_sub(1);
+        let rows = segments.map(|segment| match Some(segment) == last {
+            true => self.segments[segment].rows.len() + self.num_padding,
+            false => self.segments[segment].rows.len(),
+        });
+        row_bucket(rows.max().unwrap_or(0))
+    }
+
+    /// [`longest_of`](Self::longest_of) all of them.
     pub(super) fn longest_segment(&self) -> usize {
-        let rows = self.segments.iter().map(|segment| segment.rows.len());
-        let last = self.segments.last();
-        let with_padding = last.map_or(0, |segment| segment.rows.len() + self.num_padding);
-        row_bucket(rows.max().unwrap_or(0).max(with_padding))
+        self.longest_of(0..self.segments.len())
     }
 
     /// At least the splits of attention that the whole blocks before any segment take: 0 or a power of two, as launches
@@ -353,6 +507,30 @@ impl RowPaths {
         }
     }
 
+    /// The lists on the GPU with some of the segments, for a launcher of `kernel` that goes by segment alone.
+    ///
+    /// # Errors
+    /// As for [`on_cuda`](Self::on_cuda).
+    pub(super) fn segments_on_cuda(
+        &self,
+        kernel: &'static str,
+        segments: &Range<usize>,
+    ) -> Result<CudaPaths, KernelError> {
+        let mut paths = self.on_cuda(kernel)?;
+        paths.segment_facts += (segments.start * SEGMENT_FACTS * size_of::<u32>()) as u64;
+        paths.num_segments = segments.len() as u32;
+        Ok(paths)
+    }
+
+    /// Rows of some segments that follow each other; padding comes behind the last.
+    pub(super) fn rows_of(&self, segments: &Range<usize>) -> Range<usize> {
+        let start_of = |segment: usize| {
+            let segment = self.segments.get(segment);
+            segment.map_or(self.num_rows(), |segment| segment.rows.start)
+        };
+        start_of(segments.start)..start_of(segments.end)
+    }
+
     /// The lists on the GPU, for a launcher of `kernel`.
     ///
     /// # Errors
@@ -380,122 +558,4 @@ impl RowPaths {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_follow_parents_and_positions_follow_depth() {
-        let mut paths = RowPaths::default();
-        paths
-            .push_segment(3, 10, &[7, 5], &[None, Some(0), Some(0), Some(2)])
-            .unwrap();
-        paths.push_segment(1, 0, &[], &[None, Some(0)]).unwrap();
-        assert_eq!(paths.positions().values(), &[10, 11, 11, 12, 0, 1]);
-        assert_eq!(paths.path(3), &[0, 2, 3]);
-        assert_eq!(paths.path(5), &[4, 5]);
-        assert_eq!(paths.segments()[1].rows, 4..6);
-        assert_eq!(paths.pages(&paths.segments()[0]), &[7, 5]);
-        assert!(paths.pages(&paths.segments()[1]).is_empty());
-    }
-
-    #[test]
-    fn cleared_paths_serve_the_next_pass() {
-        let device = Device::host(Some(1)).unwrap();
-        let mut paths = RowPaths::with_capacity(&device, 4, 2).unwrap();
-        let mut refilled = RowPaths::default();
-        paths
-            .push_segment(3, 10, &[7, 5], &[None, Some(0)])
-            .unwrap();
-        paths.finish(&device).unwrap();
-        for paths in [&mut paths, &mut refilled] {
-            paths.clear();
-            paths.push_segment(1, 5, &[2], &[None, Some(0)]).unwrap();
-            paths.push_segment(0, 0, &[], &[None]).unwrap();
-            paths.finish(&device).unwrap();
-        }
-        assert_eq!(paths.segments(), refilled.segments());
-        for lists in [
-            |paths: &RowPaths| paths.positions.values().to_vec(),
-            |paths: &RowPaths| paths.row_facts.values().to_vec(),
-            |paths: &RowPaths| paths.segment_facts.values().to_vec(),
-            |paths: &RowPaths| paths.path_rows.values().to_vec(),
-            |paths: &RowPaths| paths.pages.values().to_vec(),
-        ] {
-            assert_eq!(lists(&paths), lists(&refilled));
-        }
-        assert_eq!((paths.path(1), paths.path(2)), (&[0, 1][..], &[2][..]));
-    }
-
-    #[test]
-    fn queries_continue_paths_of_earlier_forwards() {
-        let mut paths = RowPaths::default();
-        let before: [&[u32]; 2] = [&[4, 6], &[]];
-        let queries = before.into_iter().zip([9, 3]);
-        paths.push_queries(2, 10, &[], queries).unwrap();
-        assert_eq!(paths.positions().values(), &[12, 10]);
-        assert_eq!((paths.path(0), paths.path(1)), (&[4, 6, 9][..], &[3][..]));
-        assert_eq!(paths.segments()[0].rows, 0..2);
-        let long = [0; MAX_PATH_ROWS];
-        let refused = paths.push_queries(0, 0, &[], [(&long[..], 1)].into_iter());
-        assert!(matches!(
-            refused,
-            Err(KernelError::PathTooLong { got: 65, .. })
-        ));
-    }
-
-    #[test]
-    fn padding_follows_the_last_root_and_belongs_to_nobody() {
-        let mut paths = RowPaths::default();
-        paths.push_segment(3, 10, &[7], &[None]).unwrap();
-        let tree = [None, Some(0), Some(1), Some(1)];
-        paths.push_segment(1, 5, &[4], &tree).unwrap();
-        assert_eq!(paths.pad_to(row_bucket(5)), 3);
-        assert_eq!((paths.num_rows(), paths.longest_segment()), (8, 8));
-        assert_eq!(paths.segments()[1].rows, 1..5);
-        assert_eq!(paths.segment_facts.values()[8..12], [1, 5, 1, 7]);
-        for row in 5..8 {
-            assert_eq!(
-                (paths.position(row), paths.path(row)),
-                (5, &[row as u32][..])
-            );
-            assert_eq!(paths.row_facts.values()[2 * row + 1], 1);
-        }
-        paths.clear();
-        paths.push_segment(0, 0, &[], &tree[..1]).unwrap();
-        assert_eq!((paths.pad_to(1), paths.longest_segment()), (0, 1));
-        let chain: Vec<_> = (0..62).map(|i: usize| i.checked_sub(1)).collect();
-        paths.push_segment(1, 0, &[], &chain).unwrap();
-        assert_eq!((paths.pad_to(72), paths.longest_segment()), (9, 64));
-        assert_eq!(
-            paths.segment_facts.values()[8 + NUM_ROWS_FACT..12][..1],
-            [64]
-        );
-    }
-
-    #[test]
-    fn buckets_are_few_and_never_too_small() {
-        let buckets: Vec<_> = (1..=64).map(row_bucket).collect();
-        assert!((1..=64).zip(&buckets).all(|(rows, &bucket)| bucket >= rows));
-        let distinct = std::collections::BTreeSet::from_iter(buckets);
-        assert_eq!(distinct.len(), 11);
-        assert_eq!([0, 1, 3, 4, 5].map(split_bucket), [0, 1, 4, 4, 8]);
-    }
-
-    #[test]
-    fn bad_parents_and_long_paths_are_refused() {
-        let mut paths = RowPaths::default();
-        assert!(matches!(
-            paths.push_segment(0, 0, &[], &[None, Some(1)]),
-            Err(KernelError::ParentOrder { row: 1, parent: 1 })
-        ));
-        let chain: Vec<_> = (0..65).map(|i: usize| i.checked_sub(1)).collect();
-        let mut paths = RowPaths::default();
-        assert!(matches!(
-            paths.push_segment(0, 0, &[], &chain),
-            Err(KernelError::PathTooLong {
-                expected: 64,
-                got: 65
-            })
-        ));
-    }
-}
+mod tests;

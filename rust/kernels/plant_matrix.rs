@@ -10,6 +10,7 @@ use rayon::prelude::*;
 
 use super::launcher::Launcher;
 use super::packed_bf16::PackedBf16;
+use super::packed_fp8::{Fp8Scales, PackedFp8, code_of};
 use super::packed_w12::PackedW12;
 use super::skinny_weights::{CudaParts, SliceFormat, TILE_CHANNELS, TILE_COLUMNS, slice_starts};
 use super::{Kernel, check_len, check_size};
@@ -204,6 +205,60 @@ pub fn plant_w12(
     Ok(PackedW12::from_cuda_parts(n, k, parts))
 }
 
+/// Plants a layer's matrix as FP8: the numbers of [`plant_bf16`], rounded, with a scale for each row.
+///
+/// # Errors
+/// As for [`plant_bf16`].
+///
+/// # Panics
+/// For a recipe other than a layer's, whose rows have no scale.
+pub fn plant_fp8(
+    device: &Device,
+    recipe: Recipe,
+    [out_features, in_features]: [usize; 2],
+) -> Result<PackedFp8, KernelError> {
+    assert_eq!(recipe.kind, RecipeKind::Layer, "only layers are FP8");
+    let (n, k) = (out_features, in_features);
+    let mut params = PlantMatrixParams::of(&recipe, n, k);
+    let Device::Cuda(cuda) = device else {
+        let weights = plant_on_host(device, recipe, [n, k])?;
+        let scales: Vec<f32> = (0..n as u32).map(|row| params.fp8_scale(row)).collect();
+        let rows = weights.par_chunks_exact(k).zip(&scales);
+        let codes: Vec<u8> = rows
+            .flat_map_iter(|(row, scale)| row.iter().map(move |w| code_of(w.to_f32() / scale)))
+            .collect();
+        let scales = Fp8Scales {
+            values: scales,
+            block_rows: 1,
+            block_columns: k,
+        };
+        return Ok(PackedFp8::pack(&codes, n, k, &scales));
+    };
+    let launcher = Launcher::of::<PlantMatrix>(cuda);
+    let format = SliceFormat::Fp8 {
+        has_short_scales: true,
+    };
+    let starts: Vec<u32> = slice_starts(k).iter().map(|&start| start as u32).collect();
+    params.num_slices = starts.len() as u32 - 1;
+    let starts = device.buffer_of(&starts).map_err(no_room)?;
+    params.slice_starts = launcher.buffer("slice_starts", &starts)?;
+    let num_tiles = n.div_ceil(TILE_CHANNELS);
+    let num_bytes = num_tiles
+        * (k.div_ceil(TILE_COLUMNS) * format.tile_bytes()
+            + params.num_slices as usize * format.note_bytes());
+    let slices = device.try_alloc::<u8>(num_bytes).map_err(no_room)?;
+    params.slices = launcher.buffer("slices", &slices)?;
+    // SAFETY: `params` mirrors the kernel's; `slices` holds the shape's slices.
+    unsafe { launcher.run("plant_fp8", WHOLE_GPU, &params)? };
+    cuda.synchronize().map_err(no_room)?;
+    let parts = CudaParts {
+        slices,
+        escape_starts: device.buffer_of(&[0]).map_err(no_room)?,
+        escapes: device.try_alloc(0).map_err(no_room)?,
+    };
+    Ok(PackedFp8::from_cuda_parts(n, k, parts))
+}
+
 /// The weights of a matrix, row by row, for those who pack or encode them on the host.
 ///
 /// # Errors
@@ -314,6 +369,11 @@ impl PlantMatrixParams {
         let bits = mix(row_key(self.seed, row) ^ ROW_SALT);
         let spread = 65_536 + (bits & 0xFFFF) as u32 + (bits >> 16 & 0xFFFF) as u32;
         self.unit * (spread as f32 / 131_072.0)
+    }
+
+    /// `fp8_scale` of `plant_matrix.cu`.
+    fn fp8_scale(&self, row: u32) -> f32 {
+        f32::from_bits(u32::from(round_to_bf16(self.row_unit(row) * 585.125)) << 16)
     }
 
     /// `weight_bits` of `plant_matrix.cu`.

@@ -1,19 +1,19 @@
-//! Launching the CUDA matmuls of `cuda/include/skinny_matmul.cuh`: what `bf16_matmul` and `w12_matmul` share.
+//! Launching the CUDA matmuls of `cuda/include/skinny_matmul.cuh`: what `bf16_matmul`, `w12_matmul` and
+//! `fp8_matmul` share.
 //!
 //! [`SkinnyConfig`] is the one home of tile and ring sizes. It may depend on the number of rows and of matrices: how
 //! slices are shared out among blocks changes no sum, only [`SliceMap`] does, and that follows from K alone.
 
-use half::bf16;
-
-use super::bf16_matmul::{Epilogue, PackedBf16};
+use super::bf16_matmul::Epilogue;
 use super::matmul_rows::MatmulInput;
+use super::row_format::RowFormat;
 use super::skinny_weights::{
     OCTET, SkinnyWeights, SliceFormat, SliceMap, TILE_CHANNELS, TILE_COLUMNS,
 };
-use super::w12_matmul::{PackedW12, WeightView};
-use super::{check_len, check_size};
-use crate::device::cuda::{CudaDevice, KernelSource, Launch, Limits, Shape};
-use crate::device::{Buffer, Device};
+use super::w12_matmul::WeightView;
+use super::wgmma_matmul::{WgmmaConfig, WgmmaMatmul};
+use crate::device::Buffer;
+use crate::device::cuda::{Arch, CudaDevice, KernelSource, Launch, Limits, Shape};
 use crate::error::{DeviceError, KernelError};
 
 /// Matrices of one launch; `MAX_PARTS` of `slice_sums.cuh`.
@@ -32,10 +32,10 @@ const BARRIER_BYTES: usize = 8;
 
 /// What the matrices of a launch have in common, and their tiles.
 #[derive(Clone, Copy, Debug)]
-struct Stack {
-    format: SliceFormat,
-    in_features: usize,
-    num_tiles: usize,
+pub(super) struct Stack {
+    pub(super) format: SliceFormat,
+    pub(super) in_features: usize,
+    pub(super) num_tiles: usize,
 }
 
 impl Stack {
@@ -46,7 +46,17 @@ impl Stack {
             num_tiles: 0,
         };
         for matrix in matrices {
-            stack.format = matrix.format;
+            stack.format = match (stack.format, matrix.format) {
+                (
+                    SliceFormat::Fp8 {
+                        has_short_scales: all,
+                    },
+                    SliceFormat::Fp8 { has_short_scales },
+                ) => SliceFormat::Fp8 {
+                    has_short_scales: all && has_short_scales,
+                },
+                (_, format) => format,
+            };
             stack.in_features = matrix.in_features;
             stack.num_tiles += matrix.out_features.div_ceil(TILE_CHANNELS);
         }
@@ -103,8 +113,8 @@ impl SkinnyConfig {
         let row_groups = num_rows.div_ceil(8);
         let num_groups = map.num_octets / block_octets;
         // Measured on an H200: above 16 rows W12's warps have no time to spare for a cluster's exchange, unless the
-        // matrix is so small that its end is most of it.
-        let is_tight = stack.format == SliceFormat::W12 && row_groups > 2;
+        // matrix is so small that its end is most of it. FP8 decodes with as many instructions.
+        let is_tight = stack.format != SliceFormat::Bf16 && row_groups > 2;
         let in_cluster = limits.has_clusters
             && (2..=8).contains(&num_groups)
             && (!is_tight || stack.num_tiles <= limits.num_multiprocessors);
@@ -142,11 +152,19 @@ impl SkinnyConfig {
     }
 
     /// The kernel of this shape.
-    fn kernel_name(&self, format: SliceFormat, view: WeightView) -> String {
-        let stem = match (format, view) {
-            (SliceFormat::Bf16, _) => "bf16_matmul",
-            (SliceFormat::W12, WeightView::Exact) => "w12_matmul",
-            (SliceFormat::W12, WeightView::Q) => "w12_matmul_q",
+    fn kernel_name(&self, format: SliceFormat, view: WeightView, rows: RowFormat) -> String {
+        let stem = match (format, view, rows) {
+            (SliceFormat::Bf16, ..) => "bf16_matmul",
+            (SliceFormat::W12, WeightView::Exact, _) => "w12_matmul",
+            (SliceFormat::W12, WeightView::Q, _) => "w12_matmul_q",
+            (SliceFormat::Fp8 { .. }, _, RowFormat::E4m3) => "fp8_w8a8_matmul",
+            (
+                SliceFormat::Fp8 {
+                    has_short_scales: true,
+                },
+                ..,
+            ) => "fp8_matmul_short",
+            (SliceFormat::Fp8 { .. }, ..) => "fp8_matmul",
         };
         let octets = if self.block_octets == 2 { "_2" } else { "" };
         format!("{stem}_{}{octets}", 8 * self.row_groups)
@@ -156,7 +174,7 @@ impl SkinnyConfig {
 /// `MatmulPart` of `slice_sums.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct MatmulPart {
+pub(super) struct MatmulPart {
     weights: u64,
     escape_starts: u64,
     escapes: u64,
@@ -168,21 +186,21 @@ struct MatmulPart {
 /// `MatmulParams` of `slice_sums.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct MatmulParams {
-    parts: [MatmulPart; MAX_PARTS],
-    x: u64,
-    octet_sums: u64,
-    grid_barrier: u64,
-    num_rows: u32,
-    num_tiles: u32,
-    in_features: u32,
-    num_octets: u32,
-    log2_slices: u32,
-    slice_tiles: u32,
-    ring_slots: u32,
-    cluster_blocks: u32,
-    inbox_slots: u32,
-    adds_to_output: u32,
+pub(super) struct MatmulParams {
+    pub(super) parts: [MatmulPart; MAX_PARTS],
+    pub(super) x: u64,
+    pub(super) octet_sums: u64,
+    pub(super) grid_barrier: u64,
+    pub(super) num_rows: u32,
+    pub(super) num_tiles: u32,
+    pub(super) in_features: u32,
+    pub(super) num_octets: u32,
+    pub(super) log2_slices: u32,
+    pub(super) slice_tiles: u32,
+    pub(super) ring_slots: u32,
+    pub(super) cluster_blocks: u32,
+    pub(super) inbox_slots: u32,
+    pub(super) adds_to_output: u32,
 }
 
 /// `RoundRowsParams` of `skinny_matmul.cuh`.
@@ -193,94 +211,6 @@ struct RoundRowsParams {
     rounded: u64,
     num_rows: u32,
     in_features: u32,
-}
-
-/// Activations on a GPU as its matmuls take them: BF16, each row padded with zeros to whole super-tiles.
-#[derive(Clone, Debug)]
-pub struct RoundedRows {
-    values: Buffer<bf16>,
-    num_rows: usize,
-    in_features: usize,
-}
-
-impl RoundedRows {
-    /// Rounds `[num_rows, in_features]` values and moves them to `device`.
-    ///
-    /// # Errors
-    /// [`DeviceError`] when the GPU has no room.
-    pub fn new(device: &Device, x: &[f32], in_features: usize) -> Result<Self, DeviceError> {
-        let padded = in_features.next_multiple_of(TILE_COLUMNS);
-        let mut values = vec![bf16::ZERO; x.len() / in_features * padded];
-        for (to, from) in values
-            .chunks_exact_mut(padded)
-            .zip(x.chunks_exact(in_features))
-        {
-            for (to, from) in to.iter_mut().zip(from) {
-                *to = bf16::from_f32(*from);
-            }
-        }
-        Ok(Self {
-            values: device.buffer_of(&values)?,
-            num_rows: x.len() / in_features,
-            in_features,
-        })
-    }
-
-    /// The rows, padded.
-    pub fn values(&self) -> &Buffer<bf16> {
-        &self.values
-    }
-}
-
-/// Weights of either format, for [`multiply_rounded`].
-#[derive(Clone, Copy, Debug)]
-pub enum RoundedWeights<'a> {
-    /// BF16.
-    Bf16(&'a PackedBf16),
-    /// W12, all of it or its 8-bit view.
-    W12(&'a PackedW12, WeightView),
-}
-
-/// `y = x wᵀ`, or `y += x wᵀ`, for the first `num_rows` of `x`: the matmul alone, without rounding on the way.
-///
-/// # Errors
-/// [`KernelError::BufferTooShort`], [`KernelError::Size`], [`KernelError::WrongDevice`], [`KernelError::Device`].
-pub fn multiply_rounded(
-    device: &CudaDevice,
-    x: &RoundedRows,
-    num_rows: usize,
-    weights: RoundedWeights<'_>,
-    y: &mut Buffer<f32>,
-    epilogue: Epilogue,
-) -> Result<(), KernelError> {
-    let (kernel, weights, view) = match weights {
-        RoundedWeights::Bf16(weights) => ("bf16_matmul", &weights.cuda, WeightView::Exact),
-        RoundedWeights::W12(weights, view) => ("w12_matmul", &weights.cuda, view),
-    };
-    let on_cuda = |argument| KernelError::WrongDevice {
-        kernel,
-        argument,
-        expected: "cuda",
-    };
-    let weights = weights.as_ref().ok_or(on_cuda("weight"))?;
-    check_size(kernel, "in_features", x.in_features, weights.in_features)?;
-    check_len(kernel, "x", x.num_rows, num_rows)?;
-    check_len(kernel, "y", y.len(), num_rows * weights.out_features)?;
-    let at = x.values.cuda_address().ok_or(on_cuda("x"))?;
-    let product = SkinnyProduct {
-        weights,
-        y: y.cuda_address().ok_or(on_cuda("y"))?,
-    };
-    let matmul = SkinnyMatmul {
-        kernel,
-        products: &[product],
-        view,
-        num_rows,
-        epilogue,
-    };
-    matmul
-        .launch_rounded(device, at)
-        .map_err(|source| KernelError::Device { kernel, source })
 }
 
 /// One matrix and where its products go.
@@ -317,12 +247,13 @@ pub(super) struct SkinnyMatmul<'a> {
     pub(super) kernel: &'static str,
     pub(super) products: &'a [SkinnyProduct<'a>],
     pub(super) view: WeightView,
+    pub(super) rows: RowFormat,
     pub(super) num_rows: usize,
     pub(super) epilogue: Epilogue,
 }
 
 impl SkinnyMatmul<'_> {
-    /// Multiplies rows, rounded to BF16 on the way where they are fp32.
+    /// Multiplies rows, made as [`RowFormat`] says on the way where they are not.
     ///
     /// # Errors
     /// [`KernelError::WrongDevice`], [`KernelError::Device`].
@@ -335,9 +266,9 @@ impl SkinnyMatmul<'_> {
         if self.num_rows == 0 || self.products.is_empty() {
             return Ok(());
         }
-        match x {
-            MatmulInput::Values(_) => self.launch_all(device, at),
-            MatmulInput::Rows(_) => self.launch_rounded(device, at),
+        match self.rows.entry(&x) {
+            Some(entry) => self.launch_all(device, at, entry),
+            None => self.launch_rounded(device, at),
         }
         .map_err(|source| KernelError::Device {
             kernel: self.kernel,
@@ -345,12 +276,12 @@ impl SkinnyMatmul<'_> {
         })
     }
 
-    fn launch_all(&self, device: &CudaDevice, x: u64) -> Result<(), DeviceError> {
+    fn launch_all(&self, device: &CudaDevice, x: u64, entry: &str) -> Result<(), DeviceError> {
         let rounded_bytes = self.num_rows * self.rounded_row_bytes();
-        let sums_bytes = self.sums_bytes();
+        let sums_bytes = self.scratch_bytes(device);
         let scratch = device.scratch(sums_bytes + rounded_bytes)?;
         let rounded = scratch + sums_bytes as u64;
-        self.round_rows(device, x, rounded)?;
+        self.round_rows(device, entry, x, rounded)?;
         self.launch_rounded(device, rounded)
     }
 
@@ -360,10 +291,42 @@ impl SkinnyMatmul<'_> {
 
     /// Bytes of a row of activations as the matmul takes it.
     fn rounded_row_bytes(&self) -> usize {
-        self.in_features().next_multiple_of(TILE_COLUMNS) * size_of::<bf16>()
+        self.rows.row_bytes(self.in_features())
     }
 
-    /// Scratch for the octet sums of one launch.
+    /// How the first rows are multiplied with wgmma, if any are.
+    fn wgmma(&self, device: &CudaDevice) -> Option<WgmmaMatmul> {
+        if device.arch() != Arch::Sm90a {
+            return None;
+        }
+        let num_rows = WgmmaConfig::first_rows(self.num_rows);
+        let stem = WgmmaMatmul::stem_of(self.products[0].weights.format, self.view)?;
+        (num_rows > 0).then(|| WgmmaMatmul {
+            source: self.source(),
+            stem,
+            view: self.view,
+            num_rows,
+            in_features: self.in_features(),
+        })
+    }
+
+    /// Scratch of the launches, besides rounded rows.
+    fn scratch_bytes(&self, device: &CudaDevice) -> usize {
+        let launches = self.products.chunks(MAX_PARTS);
+        let stacks = launches.map(|parts| Stack::of(parts.iter().map(|p| p.weights)));
+        let Some(wgmma) = self.wgmma(device) else {
+            return self.sums_bytes();
+        };
+        let num_blocks = device.limits().num_multiprocessors;
+        let bytes = stacks.map(|stack| wgmma.scratch_bytes(stack, num_blocks));
+        // Arranged rows stay until the last launch.
+        bytes
+            .max()
+            .unwrap_or(0)
+            .max(wgmma.row_bytes() + self.sums_bytes())
+    }
+
+    /// Scratch for the octet sums of one launch of mma.sync.
     fn sums_bytes(&self) -> usize {
         let launches = self.products.chunks(MAX_PARTS);
         let num_tiles = launches.map(|parts| Stack::of(parts.iter().map(|p| p.weights)).num_tiles);
@@ -372,17 +335,38 @@ impl SkinnyMatmul<'_> {
         num_channels * num_octets * MAX_ROWS * size_of::<f32>()
     }
 
-    fn launch_rounded(&self, device: &CudaDevice, rounded: u64) -> Result<(), DeviceError> {
-        let scratch = device.scratch(self.sums_bytes())?;
+    /// Multiplies rows that lie at `rounded` as [`RowFormat`] says.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    pub(super) fn launch_rounded(
+        &self,
+        device: &CudaDevice,
+        rounded: u64,
+    ) -> Result<(), DeviceError> {
+        let scratch = device.scratch(self.scratch_bytes(device))?;
+        let wgmma = self.wgmma(device);
+        let octet_sums = scratch + wgmma.as_ref().map_or(0, WgmmaMatmul::row_bytes) as u64;
+        if let Some(wgmma) = &wgmma {
+            wgmma.arrange_rows(device, rounded)?;
+        }
         for products in self.products.chunks(MAX_PARTS) {
             let stack = Stack::of(products.iter().map(|product| product.weights));
             let mut first = 0;
+            if let Some(wgmma) = &wgmma {
+                while first < wgmma.num_rows {
+                    let num_rows = WgmmaConfig::launch_rows(wgmma.num_rows - first);
+                    let params = self.params(products, first, num_rows);
+                    wgmma.launch(device, stack, params, first)?;
+                    first += num_rows;
+                }
+            }
             while first < self.num_rows {
                 let left = self.num_rows - first;
                 let num_rows = SkinnyConfig::launch_rows(stack, self.view, left, device.limits());
                 let params = MatmulParams {
                     x: rounded + (first * self.rounded_row_bytes()) as u64,
-                    octet_sums: scratch,
+                    octet_sums,
                     grid_barrier: device.grid_barrier(),
                     ..self.params(products, first, num_rows)
                 };
@@ -393,8 +377,14 @@ impl SkinnyMatmul<'_> {
         Ok(())
     }
 
-    fn round_rows(&self, device: &CudaDevice, x: u64, rounded: u64) -> Result<(), DeviceError> {
-        let function = device.function(self.source(), "round_rows")?;
+    fn round_rows(
+        &self,
+        device: &CudaDevice,
+        entry: &str,
+        x: u64,
+        rounded: u64,
+    ) -> Result<(), DeviceError> {
+        let function = device.function(self.source(), entry)?;
         let num_values = self.num_rows * self.in_features();
         let shape = Shape {
             num_blocks: num_values.div_ceil(512).min(1024) as u32,
@@ -468,7 +458,7 @@ impl SkinnyMatmul<'_> {
     ) -> Result<(), DeviceError> {
         let limits = device.limits();
         let config = SkinnyConfig::choose(stack, self.view, params.num_rows as usize, limits);
-        let name = config.kernel_name(stack.format, self.view);
+        let name = config.kernel_name(stack.format, self.view, self.rows);
         let function = device.function(self.source(), &name)?;
         device.allow_shared_bytes(&function, config.shared_bytes)?;
         let mut shape = Shape {
@@ -516,6 +506,10 @@ mod tests {
             let bf16 = SkinnyWeights::of_bf16(&device, 16, in_features, |_, _| {}).unwrap();
             let mut w12 = bf16.clone();
             w12.format = SliceFormat::W12;
+            let mut fp8 = bf16.clone();
+            fp8.format = SliceFormat::Fp8 {
+                has_short_scales: false,
+            };
             for (block_shared_bytes, has_clusters) in BLOCK_SHARED_BYTES {
                 let limits = Limits {
                     num_multiprocessors: 132,
@@ -526,6 +520,7 @@ mod tests {
                     (&bf16, WeightView::Exact),
                     (&w12, WeightView::Exact),
                     (&w12, WeightView::Q),
+                    (&fp8, WeightView::Exact),
                 ] {
                     let stack = Stack::of([weights, weights].into_iter());
                     for num_rows in 1..=MAX_ROWS {

@@ -3,9 +3,10 @@
 //! A matrix is cut into tiles of 16 channels, a tile into slices of whole super-tiles (16 x 64 weights) along K. A slice
 //! is one run of bytes that one copy brings: for W12 a note of 64 bytes (where escapes are, exponent bases, the first
 //! escapes), the 8-bit planes of its super-tiles, their 4-bit planes; for BF16 the fragments as the matrix instruction
-//! takes them. Which lane holds which weight is said in `weights::w12`.
+//! takes them; for FP8 a note of 80 bytes (scales) and codes, row by row. Which lane holds which weight is said in
+//! `weights::w12`.
 //!
-//! The cut along K follows from K alone, so that every matrix of one K, merged or not and in either format, sums in one
+//! The cut along K follows from K alone, so that every matrix of one K, merged or not and in whichever format, sums in one
 //! order.
 
 use std::ops::Range;
@@ -27,6 +28,8 @@ pub(super) const OCTET: usize = 8;
 const MAX_SLICE_TILES: usize = 5;
 /// Bytes of a W12 slice before its planes.
 pub(super) const NOTE_BYTES: usize = 64;
+/// Bytes of an FP8 slice before its codes.
+pub(super) const FP8_NOTE_BYTES: usize = 80;
 /// Escapes that fit a note.
 const NOTE_ENTRIES: usize = 10;
 /// In a note's place for ends: the escapes are found through `escape_starts`.
@@ -74,11 +77,15 @@ impl SliceMap {
     }
 }
 
-/// The two formats.
+/// The formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SliceFormat {
     W12,
     Bf16,
+    Fp8 {
+        /// Whether all scales are what `ShortScale` of `fp8_decode.cuh` asks for.
+        has_short_scales: bool,
+    },
 }
 
 impl SliceFormat {
@@ -86,6 +93,7 @@ impl SliceFormat {
         match self {
             Self::W12 => NOTE_BYTES,
             Self::Bf16 => 0,
+            Self::Fp8 { .. } => FP8_NOTE_BYTES,
         }
     }
 
@@ -94,6 +102,7 @@ impl SliceFormat {
         match self {
             Self::W12 => PLANE8_BYTES + PLANE4_BYTES,
             Self::Bf16 => 2 * PLANE8_BYTES,
+            Self::Fp8 { .. } => PLANE8_BYTES,
         }
     }
 }
@@ -164,7 +173,7 @@ impl SkinnyWeights {
         }
     }
 
-    /// Bytes of all parts of a matrix of this shape with `num_escapes` escapes (none of BF16).
+    /// Bytes of all parts of a matrix of this shape with `num_escapes` escapes (W12 alone has any).
     pub(super) fn bytes_of(
         format: SliceFormat,
         out_features: usize,
@@ -176,7 +185,7 @@ impl SkinnyWeights {
         let tile_bytes = map.k_tiles * format.tile_bytes() + map.num_slices() * format.note_bytes();
         let num_starts = match format {
             SliceFormat::W12 => num_tiles * map.k_tiles + 1,
-            SliceFormat::Bf16 => 1,
+            SliceFormat::Bf16 | SliceFormat::Fp8 { .. } => 1,
         };
         num_tiles * tile_bytes + (num_starts + num_escapes) * size_of::<u32>()
     }

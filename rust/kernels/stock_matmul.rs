@@ -7,7 +7,7 @@ use half::bf16;
 use super::bf16_matmul::Epilogue;
 use super::check_len;
 use super::round_rows::{Launched, RowSource, Vectors};
-use crate::device::cuda::{CudaDevice, LtOperands, LtShape};
+use crate::device::cuda::{CudaDevice, LtOperands, LtShape, LtValues};
 use crate::device::{Buffer, Device};
 use crate::error::{DeviceError, KernelError};
 
@@ -139,6 +139,7 @@ fn multiply_at(
         y: y.cuda_address().ok_or(on_cuda("y"))?,
     };
     let shape = LtShape {
+        values: LtValues::Bf16,
         out_features: weight.out_features,
         in_features: weight.in_features,
         num_rows,

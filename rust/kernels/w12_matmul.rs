@@ -17,6 +17,7 @@ use super::matmul_rows::MatmulInput;
 pub(crate) use super::packed_w12::EscapedWeight;
 use super::packed_w12::{LaneWords, PIECE_COLUMNS};
 pub use super::packed_w12::{PackedW12, WeightView};
+use super::row_format::RowFormat;
 use super::simd::{self, Isa, LANES, Lanes, Task, Words};
 use super::skinny_matmul::{SkinnyMatmul, SkinnyProduct};
 use super::{Kernel, check_len, check_size};
@@ -72,6 +73,7 @@ impl Kernel for W12Matmul {
             kernel: Self::NAME,
             products: &products.collect::<Result<Vec<_>, _>>()?,
             view: args.view,
+            rows: RowFormat::Bf16,
             num_rows: args.num_rows,
             epilogue: args.epilogue,
         };

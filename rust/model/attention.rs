@@ -6,7 +6,7 @@ use crate::kernels::Kernel;
 use crate::kernels::gate::{Gate, GateArgs, GateKind};
 use crate::kernels::matmul_rows::MatmulInput;
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
-use crate::kernels::rope::{Rope, RopeArgs};
+use crate::kernels::rope::{HeadNorm, Rope, RopeArgs, RopeHeads, Rotation};
 use crate::kernels::tree_attention::{TreeAttention, TreeAttentionArgs};
 
 use super::config::{AttentionConfig, OutputGate, QkNorm, ValueSource};
@@ -29,31 +29,23 @@ pub(super) struct AttentionLayer<'a> {
 
 /// Adds the sublayer's output for `workspace.rows` to `workspace.residual`; keys and values stay in `tail`.
 pub(super) fn forward(
-    context: &LayerContext<'_>,
+    context: &mut LayerContext<'_>,
     layer: AttentionLayer<'_>,
     workspace: &mut Workspace,
     tail: &mut AttentionTail,
 ) -> Result<(), KernelError> {
     project(context, layer, workspace, tail)?;
     let (device, config) = (context.device, layer.config);
-    if let (Some(rope), Some(inverse_frequencies)) = (&config.rope, layer.inverse_frequencies) {
-        for (x, num_heads) in [
-            (&mut workspace.q, config.num_heads),
-            (&mut tail.k, config.num_kv_heads),
-        ] {
-            Rope::run(
-                device,
-                RopeArgs {
-                    x,
-                    num_heads,
-                    head_dim: config.head_dim,
-                    positions: context.paths.positions(),
-                    inverse_frequencies,
-                    pair_offset: rope.pair_offset(),
-                },
-            )?;
-        }
-    }
+    let norms = [&layer.weights.q_norm, &layer.weights.k_norm].map(Option::as_ref);
+    turn_heads(
+        context,
+        config,
+        norms,
+        layer.inverse_frequencies,
+        workspace,
+        &mut tail.k,
+    )?;
+    context.settle_kv(layer.index, tail)?;
     let kv_layer = context.caches.attention_index(layer.index);
     TreeAttention::run(
         device,
@@ -75,8 +67,8 @@ pub(super) fn forward(
     finish(context, layer, workspace)
 }
 
-/// Queries to `workspace.q`, keys and values to `tail`, all of them normalised as the layer wants, none rotated; gates of
-/// their own projection to `workspace.gates`. All projections read the same rows and go together.
+/// Queries and keys to where [`turn_heads`] finds them, values, normalised as the layer wants, to `tail`; gates of their
+/// own projection to `workspace.gates`. All projections read the same rows and go together.
 fn project(
     context: &LayerContext<'_>,
     layer: AttentionLayer<'_>,
@@ -114,38 +106,79 @@ fn project(
     context.multiply_together(&*rows, products)?;
 
     let (head_dim, num_kv_heads) = (config.head_dim, config.num_kv_heads);
-    let heads_norm = |x: &Buffer<f32>, parts, num_heads, weight, y: &mut Buffer<f32>| {
+    let values_norm = |x: &Buffer<f32>, y: &mut Buffer<f32>| {
         RmsNorm::run(
             context.device,
             RmsNormArgs {
                 x,
                 x_offset: 0,
-                x_stride: head_dim * parts,
-                num_vectors: context.num_rows * num_heads,
+                x_stride: head_dim,
+                num_vectors: context.num_rows * num_kv_heads,
                 width: head_dim,
-                weight,
+                weight: None,
                 eps: context.config.rms_norm_eps,
                 y: y.into(),
             },
         )
     };
     match config.values {
-        ValueSource::Projection => {}
-        ValueSource::NormedProjection => {
-            heads_norm(v_projected, 1, num_kv_heads, None, &mut tail.v)?;
-        }
+        ValueSource::Projection => Ok(()),
+        ValueSource::NormedProjection => values_norm(v_projected, &mut tail.v),
         ValueSource::NormedKeys => {
             let keys = if is_normed { &*k_projected } else { &tail.k };
-            heads_norm(keys, 1, num_kv_heads, None, &mut tail.v)?;
+            values_norm(keys, &mut tail.v)
         }
     }
-    if is_normed {
-        let (q_norm, k_norm) = (weights.q_norm.as_ref(), weights.k_norm.as_ref());
-        let parts = config.q_proj_parts();
-        heads_norm(q_projected, parts, config.num_heads, q_norm, q)?;
-        heads_norm(k_projected, 1, num_kv_heads, k_norm, &mut tail.k)?;
+}
+
+/// Queries in `workspace.q` and keys in `k` as attention takes them: the norms of their projections, with the weights of
+/// both, where the layer has any, else what is there; turned where it rotates.
+pub(super) fn turn_heads(
+    context: &LayerContext<'_>,
+    config: &AttentionConfig,
+    norms: [Option<&Buffer<f32>>; 2],
+    inverse_frequencies: Option<&Buffer<f32>>,
+    workspace: &mut Workspace,
+    k: &mut Buffer<f32>,
+) -> Result<(), KernelError> {
+    let is_normed = config.qk_norm != QkNorm::None;
+    let rotation = config.rope.as_ref().zip(inverse_frequencies);
+    let rotation = rotation.map(|(rope, inverse_frequencies)| Rotation {
+        inverse_frequencies,
+        pair_offset: rope.pair_offset(),
+    });
+    if !is_normed && rotation.is_none() {
+        return Ok(());
     }
-    Ok(())
+    let norm_of = |x, parts, weight| HeadNorm {
+        x,
+        x_stride: parts * config.head_dim,
+        weight,
+        eps: context.config.rms_norm_eps,
+    };
+    let q_norm = norm_of(&workspace.q_projected, config.q_proj_parts(), norms[0]);
+    let k_norm = norm_of(&workspace.k_projected, 1, norms[1]);
+    let heads = vec![
+        RopeHeads {
+            norm: is_normed.then_some(q_norm),
+            num_heads: config.num_heads,
+            y: &mut workspace.q,
+        },
+        RopeHeads {
+            norm: is_normed.then_some(k_norm),
+            num_heads: config.num_kv_heads,
+            y: k,
+        },
+    ];
+    Rope::run(
+        context.device,
+        RopeArgs {
+            heads,
+            head_dim: config.head_dim,
+            positions: context.paths.positions(),
+            rotation,
+        },
+    )
 }
 
 /// Multiplies the heads' outputs by their gates, where there are any, and adds their projection to the residual stream.

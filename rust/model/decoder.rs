@@ -1,7 +1,9 @@
 //! The one decoder: token rows in, final hidden rows out, for every family that a [`ModelConfig`] can describe.
 //!
-//! A forward reads the caches and never changes them. What a later commit needs of its rows (keys, values, recurrent
-//! log entries, convolution inputs) stays in the [`PassTail`] until the next forward.
+//! A forward reads the caches. What a later commit needs of its rows (keys, values, recurrent log entries, convolution
+//! inputs) stays in the [`PassTail`] until the next forward. It writes them only for a prompt chunk longer than a path:
+//! rows that later segments of the same pass read go there layer by layer. If it fails then, the slot is good for nothing
+//! but a new request.
 
 use std::convert::Infallible;
 
@@ -26,7 +28,7 @@ use super::attention::AttentionLayer;
 use super::config::{LayerConfig, ModelConfig};
 use super::head::{Head, HeadPath, TokenChoices};
 use super::stock::{StockPass, StockWorkspace};
-use super::tail::{LayerTail, PassTail};
+use super::tail::{AttentionTail, LayerTail, PassTail};
 use super::weights::{DecoderWeights, LayerWeights, MixerWeights};
 use super::workspace::Workspace;
 use super::{attention, gdn};
@@ -167,7 +169,7 @@ impl Decoder {
     }
 
     /// Runs all layers over the rows of `paths`, through `view` of their weights; `probe` collects residual-stream values
-    /// when given.
+    /// when given. `caches` are prepared for them, and take the rows that `paths` settles.
     ///
     /// # Errors
     /// [`KernelError`] when a kernel refuses its arguments.
@@ -177,39 +179,39 @@ impl Decoder {
         view: WeightView,
         token_ids: &[u32],
         paths: &RowPaths,
-        caches: &SequenceCaches,
+        caches: &mut SequenceCaches,
         probe: Option<&mut ResidualProbe>,
     ) -> Result<()> {
         self.token_ids.fill(device, token_ids.iter().copied())?;
-        let context = PassContext {
+        let mut context = PassContext {
             device,
             paths,
             caches,
             view,
         };
-        if probe.is_some() {
-            // Values are read on the way.
-            return self.run_layers(context, probe);
+        if probe.is_some() || !paths.is_one_wave() {
+            // Values are read on the way; folds go by positions, which no key holds.
+            return self.run_layers(&mut context, probe);
         }
         let token_ids = self.token_ids.cuda_address();
         let key = (view, paths.launch_key(), token_ids, self.keeps_taps);
         let mut graphs = std::mem::take(&mut self.graphs);
-        let outcome = graphs.run(device, key, || self.run_layers(context, None));
+        let outcome = graphs.run(device, key, || self.run_layers(&mut context, None));
         self.graphs = graphs;
         outcome
     }
 
     fn run_layers(
         &mut self,
-        pass: PassContext<'_>,
+        pass: &mut PassContext<'_>,
         mut probe: Option<&mut ResidualProbe>,
     ) -> Result<()> {
         let PassContext {
             device,
             paths,
-            caches,
+            ref mut caches,
             view,
-        } = pass;
+        } = *pass;
         let (num_rows, width) = (paths.num_rows(), self.config.hidden_size);
         self.embed(device, num_rows)?;
         if let Some(probe) = probe.as_deref_mut() {
@@ -227,7 +229,7 @@ impl Decoder {
             let frequencies = self.inverse_frequencies[layer].as_ref();
             match (&self.weights.stock, &mut self.stock) {
                 (Some(weights), Some(stock)) => StockPass {
-                    context: &context,
+                    context: &mut context,
                     workspace: &mut self.workspace,
                     stock,
                 }
@@ -383,11 +385,10 @@ impl Decoder {
 }
 
 /// What a pass is run on.
-#[derive(Clone, Copy)]
 struct PassContext<'a> {
     device: &'a Device,
     paths: &'a RowPaths,
-    caches: &'a SequenceCaches,
+    caches: &'a mut SequenceCaches,
     view: WeightView,
 }
 
@@ -396,7 +397,7 @@ pub(super) struct LayerContext<'a> {
     pub(super) device: &'a Device,
     pub(super) config: &'a ModelConfig,
     pub(super) paths: &'a RowPaths,
-    pub(super) caches: &'a SequenceCaches,
+    pub(super) caches: &'a mut SequenceCaches,
     pub(super) num_rows: usize,
     /// What linear layers read of their weights.
     pub(super) view: WeightView,
@@ -411,6 +412,19 @@ pub(super) struct PostNorm<'a> {
 }
 
 impl LayerContext<'_> {
+    /// Gives keys and values of rows that later segments of the pass read to the caches, before attention of `layer`.
+    pub(super) fn settle_kv(
+        &mut self,
+        layer: usize,
+        tail: &AttentionTail,
+    ) -> Result<(), KernelError> {
+        for settled in self.paths.waves().filter_map(|wave| wave.settled) {
+            let (k, v) = (&tail.k, &tail.v);
+            self.caches.settle_kv(self.device, layer, settled, k, v)?;
+        }
+        Ok(())
+    }
+
     /// `y = x Wᵀ` or `y += x Wᵀ` for all rows.
     pub(super) fn multiply<'a>(
         &self,

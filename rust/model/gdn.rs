@@ -3,6 +3,7 @@
 use crate::error::KernelError;
 use crate::kernels::Kernel;
 use crate::kernels::gdn_wy::{GdnWeights, GdnWy, GdnWyArgs};
+use crate::kernels::paths::Wave;
 
 use super::decoder::{LayerContext, PostNorm};
 use super::tail::GatedDeltaTail;
@@ -12,14 +13,14 @@ use super::workspace::Workspace;
 /// Adds the sublayer's output for `workspace.rows` to `workspace.residual`; log entries and convolution inputs stay
 /// in `tail`.
 pub(super) fn forward(
-    context: &LayerContext<'_>,
+    context: &mut LayerContext<'_>,
     layer: usize,
     weights: &GatedDeltaWeights,
     post_norm: Option<PostNorm<'_>>,
     workspace: &mut Workspace,
     tail: &mut GatedDeltaTail,
 ) -> Result<(), KernelError> {
-    let device = context.device;
+    let (device, paths) = (context.device, context.paths);
     let products = [
         (&weights.in_proj_qkv, &mut tail.qkv),
         (&weights.in_proj_z, &mut workspace.z),
@@ -27,28 +28,35 @@ pub(super) fn forward(
         (&weights.in_proj_b, &mut workspace.b),
     ];
     context.multiply_together(&workspace.rows, products)?;
-    let gdn = context.caches.gdn();
-    GdnWy::run(
-        device,
-        GdnWyArgs {
-            shape: gdn.shape(),
-            weights: GdnWeights {
-                conv: &weights.conv,
-                a_log: &weights.a_log,
-                dt_bias: &weights.dt_bias,
-                norm: &weights.norm,
-                norm_eps: context.config.rms_norm_eps,
+    for Wave { segments, settled } in paths.waves() {
+        let gdn = context.caches.gdn();
+        GdnWy::run(
+            device,
+            GdnWyArgs {
+                shape: gdn.shape(),
+                weights: GdnWeights {
+                    conv: &weights.conv,
+                    a_log: &weights.a_log,
+                    dt_bias: &weights.dt_bias,
+                    norm: &weights.norm,
+                    norm_eps: context.config.rms_norm_eps,
+                },
+                qkv: &tail.qkv,
+                z: &workspace.z,
+                a: &workspace.a,
+                b: &workspace.b,
+                paths,
+                segments,
+                cache: gdn.layer(context.caches.gdn_index(layer)),
+                tail: &mut tail.log,
+                y: (&mut workspace.rows).into(),
             },
-            qkv: &tail.qkv,
-            z: &workspace.z,
-            a: &workspace.a,
-            b: &workspace.b,
-            paths: context.paths,
-            cache: gdn.layer(context.caches.gdn_index(layer)),
-            tail: &mut tail.log,
-            y: (&mut workspace.rows).into(),
-        },
-    )?;
+        )?;
+        if let Some(settled) = settled {
+            let kept = (&tail.qkv, &tail.log);
+            context.caches.settle_gdn(device, layer, settled, kept)?;
+        }
+    }
     context.add_to_residual(
         &weights.out_proj,
         &workspace.rows,

@@ -6,6 +6,7 @@
 
 use half::bf16;
 
+use super::attention::turn_heads;
 use super::config::{AttentionConfig, GdnConfig, LayerConfig, ModelConfig, QkNorm};
 use super::decoder::LayerContext;
 use super::tail::{AttentionTail, GatedDeltaTail, LayerTail};
@@ -19,8 +20,7 @@ use crate::kernels::gdn_recurrent::{
     ChainArgs, GdnRecurrent, GdnRecurrentArgs, GdnRecurrentWeights, projected_len,
 };
 use crate::kernels::gdn_wy::GdnShape;
-use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
-use crate::kernels::rope::{Rope, RopeArgs};
+use crate::kernels::paths::Wave;
 use crate::kernels::round_rows::{GatedBy, Norm, RoundRows, RoundRowsArgs, RowSource, Vectors};
 use crate::kernels::stock_matmul::{self, StockMatrix};
 use crate::kernels::tree_attention::{TreeAttention, TreeAttentionArgs};
@@ -180,13 +180,13 @@ impl StockWorkspace {
 }
 
 /// One layer over the rows of a pass.
-pub(super) struct StockPass<'a> {
-    pub(super) context: &'a LayerContext<'a>,
+pub(super) struct StockPass<'a, 'b> {
+    pub(super) context: &'a mut LayerContext<'b>,
     pub(super) workspace: &'a mut Workspace,
     pub(super) stock: &'a mut StockWorkspace,
 }
 
-impl StockPass<'_> {
+impl StockPass<'_, '_> {
     /// Adds the sublayers of layer number `index` to `workspace.residual`, its attention turned by
     /// `inverse_frequencies`.
     ///
@@ -273,26 +273,35 @@ impl StockPass<'_> {
         tail: &mut GatedDeltaTail,
     ) -> Result<(), KernelError> {
         self.multiply_merged(&weights.in_proj)?;
-        let context = self.context;
-        let gdn = context.caches.gdn();
-        let shape = gdn.shape();
-        GdnRecurrent::run(
-            context.device,
-            GdnRecurrentArgs::Chain(ChainArgs {
-                shape,
-                weights: GdnRecurrentWeights {
-                    conv: &weights.conv,
-                    a_log: &weights.a_log,
-                    dt_bias: &weights.dt_bias,
-                },
-                projected: &self.stock.merged,
-                paths: context.paths,
-                cache: gdn.layer(context.caches.gdn_index(index)),
-                tail_qkv: &mut tail.qkv,
-                tail: &mut tail.log,
-                y: &mut self.workspace.mixed,
-            }),
-        )?;
+        let context = &mut *self.context;
+        for Wave { segments, settled } in context.paths.waves() {
+            let gdn = context.caches.gdn();
+            GdnRecurrent::run(
+                context.device,
+                GdnRecurrentArgs::Chain(ChainArgs {
+                    shape: gdn.shape(),
+                    weights: GdnRecurrentWeights {
+                        conv: &weights.conv,
+                        a_log: &weights.a_log,
+                        dt_bias: &weights.dt_bias,
+                    },
+                    projected: &self.stock.merged,
+                    paths: context.paths,
+                    segments,
+                    cache: gdn.layer(context.caches.gdn_index(index)),
+                    tail_qkv: &mut tail.qkv,
+                    tail: &mut tail.log,
+                    y: &mut self.workspace.mixed,
+                }),
+            )?;
+            if let Some(settled) = settled {
+                let kept = (&tail.qkv, &tail.log);
+                context
+                    .caches
+                    .settle_gdn(context.device, index, settled, kept)?;
+            }
+        }
+        let shape = context.caches.gdn().shape();
         let (heads, width) = (shape.num_value_heads, shape.value_dim);
         let heads_of = |values, offset, row_stride| Vectors {
             values,
@@ -334,8 +343,8 @@ impl StockPass<'_> {
         inverse_frequencies: Option<&Buffer<f32>>,
         tail: &mut AttentionTail,
     ) -> Result<(), KernelError> {
-        let context = self.context;
-        let (device, config, n) = (context.device, context.config, context.num_rows);
+        let context = &mut *self.context;
+        let (device, n) = (context.device, context.num_rows);
         let head_dim = attention.head_dim;
         let q_parts = attention.q_proj_parts();
         let q_stride = head_dim * q_parts;
@@ -343,7 +352,6 @@ impl StockPass<'_> {
             q_projected,
             k_projected,
             q,
-            mixed,
             ..
         } = &mut *self.workspace;
         let x = &self.stock.rounded;
@@ -351,57 +359,29 @@ impl StockPass<'_> {
             stock_matmul::multiply(device, x, n, weight, y, Epilogue::Store)
         };
         multiply(&weights.v_proj, &mut tail.v)?;
-        if attention.qk_norm == QkNorm::Weighted {
+        if attention.qk_norm != QkNorm::None {
             multiply(&weights.q_proj, q_projected)?;
             multiply(&weights.k_proj, k_projected)?;
-            for (x, x_stride, heads, weight, y) in [
-                (
-                    &*q_projected,
-                    q_stride,
-                    attention.num_heads,
-                    &weights.q_norm,
-                    &mut *q,
-                ),
-                (
-                    &*k_projected,
-                    head_dim,
-                    attention.num_kv_heads,
-                    &weights.k_norm,
-                    &mut tail.k,
-                ),
-            ] {
-                let args = RmsNormArgs {
-                    x,
-                    x_offset: 0,
-                    x_stride,
-                    num_vectors: n * heads,
-                    width: head_dim,
-                    weight: weight.as_ref(),
-                    eps: config.rms_norm_eps,
-                    y: y.into(),
-                };
-                RmsNorm::run(device, args)?;
-            }
         } else {
             multiply(&weights.q_proj, q)?;
             multiply(&weights.k_proj, &mut tail.k)?;
         }
-        if let (Some(rope), Some(inverse_frequencies)) = (&attention.rope, inverse_frequencies) {
-            for (x, num_heads) in [
-                (&mut *q, attention.num_heads),
-                (&mut tail.k, attention.num_kv_heads),
-            ] {
-                let args = RopeArgs {
-                    x,
-                    num_heads,
-                    head_dim,
-                    positions: context.paths.positions(),
-                    inverse_frequencies,
-                    pair_offset: rope.pair_offset(),
-                };
-                Rope::run(device, args)?;
-            }
-        }
+        let norms = [&weights.q_norm, &weights.k_norm].map(Option::as_ref);
+        turn_heads(
+            context,
+            attention,
+            norms,
+            inverse_frequencies,
+            self.workspace,
+            &mut tail.k,
+        )?;
+        context.settle_kv(index, tail)?;
+        let Workspace {
+            q_projected,
+            q,
+            mixed,
+            ..
+        } = &mut *self.workspace;
         let kv_layer = context.caches.attention_index(index);
         TreeAttention::run(
             device,

@@ -108,7 +108,7 @@ impl WeightBytes {
                     if let Some(block_columns) = fp8 {
                         bytes.num_fp8_matrices += 1;
                         bytes.linear +=
-                            PackedFp8::num_bytes_of(rows, columns, block_columns) as u64;
+                            PackedFp8::num_bytes_of(backend, rows, columns, block_columns) as u64;
                         continue;
                     }
                     let num_escapes = match format {

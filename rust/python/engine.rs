@@ -278,6 +278,7 @@ pub(super) fn extract_options(options: &Bound<'_, PyAny>) -> PyResult<EngineOpti
         head: options.getattr("head")?.extract()?,
         max_model_len: options.getattr("max_model_len")?.extract()?,
         max_num_seqs: options.getattr("max_num_seqs")?.extract()?,
+        max_num_batched_tokens: options.getattr("max_num_batched_tokens")?.extract()?,
         gpu_memory_utilization: options.getattr("gpu_memory_utilization")?.extract()?,
         seed: options.getattr("seed")?.extract()?,
         num_threads: options.getattr("num_threads")?.extract()?,

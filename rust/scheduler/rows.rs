@@ -3,18 +3,23 @@
 use crate::kernels::paths::MAX_PATH_ROWS;
 use crate::request::Request;
 
-/// Rows that `request` could use in the next step, `decode_rows` once its prompt is done.
-fn wanted_rows(request: &Request, decode_rows: usize) -> usize {
-    if request.in_prompt() {
-        (request.num_prompt_tokens - request.committed_len).min(MAX_PATH_ROWS)
-    } else {
-        decode_rows
+/// Rows of `request` when all are served alike: `decode_rows` once its prompt is done.
+fn fair_rows(request: &Request, decode_rows: usize) -> usize {
+    match prompt_rows_left(request) {
+        0 => decode_rows,
+        left => left.min(MAX_PATH_ROWS),
     }
+}
+
+fn prompt_rows_left(request: &Request) -> usize {
+    let prompt_len = request.num_prompt_tokens;
+    prompt_len.saturating_sub(request.committed_len)
 }
 
 /// Shares `max_rows` in the order of `requests`, starting with number `first` and wrapping around. Gives `(index,
 /// rows)` per served request and the number that should go first next time. A request is served whole or, when it is
-/// the first to be short, with what is left; what it gets never changes its tokens, only how many come at once.
+/// the first to be short, with what is left. Rows that nobody else can use go to the rest of prompts, in the same order.
+/// What a request gets never changes its tokens, only how many come at once.
 pub fn share_rows(
     requests: &[Request],
     first: usize,
@@ -28,9 +33,15 @@ pub fn share_rows(
         if left == 0 {
             return (shares, index);
         }
-        let rows = wanted_rows(&requests[index], decode_rows).min(left);
+        let rows = fair_rows(&requests[index], decode_rows).min(left);
         left -= rows;
         shares.push((index, rows));
+    }
+    for (index, rows) in &mut shares {
+        let more = prompt_rows_left(&requests[*index]).saturating_sub(*rows);
+        let more = more.min(left);
+        *rows += more;
+        left -= more;
     }
     (shares, first)
 }
@@ -67,9 +78,18 @@ mod tests {
 
     #[test]
     fn everyone_is_served_when_rows_suffice() {
-        let (shares, next) = share_rows(&requests(), 0, 256, 32);
+        let (shares, next) = share_rows(&requests(), 0, 138, 32);
         assert_eq!(shares, [(0, 64), (1, 10), (2, 32), (3, 32)]);
         assert_eq!(next, 0);
+    }
+
+    #[test]
+    fn what_is_left_goes_to_prompts() {
+        let (shares, next) = share_rows(&requests(), 1, 160, 32);
+        assert_eq!(shares, [(1, 10), (2, 32), (3, 32), (0, 86)]);
+        assert_eq!(next, 1);
+        let (shares, _) = share_rows(&requests(), 0, 256, 32);
+        assert_eq!(shares, [(0, 100), (1, 10), (2, 32), (3, 32)]);
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! Commit stage: accepted rows to the caches, tokens to the requests, records and counters. Everything not accepted
-//! is simply not committed: the caches were never changed by the pass.
+//! is simply not committed: the pass changed the caches for prompt rows alone, all of which are accepted.
 
 use std::time::Instant;
 
 use crate::drafter::{ContextRows, Standing};
 use crate::error::Result;
+use crate::kernels::paths::num_settled_rows;
 use crate::request::{DecodePass, DraftOffer, Drafts, Request, ScreenCounts, State};
 
 use super::decode_step::ModelPair;
@@ -40,8 +41,11 @@ pub fn commit(
     } = pair;
     committed_rows.clear();
     for (entry, path) in batch.entries.iter().zip(&accepted) {
-        let (pages, rows) = (caches.pages(entry.slot), path.rows.iter().copied());
-        committed_rows.push(entry.slot, entry.committed_len, pages, rows)?;
+        // Others are in the caches since the pass.
+        let num_settled = num_settled_rows(path.rows.len());
+        let first_position = entry.committed_len + num_settled;
+        let (pages, rows) = (caches.pages(entry.slot), &path.rows[num_settled..]);
+        committed_rows.push(entry.slot, first_position, pages, rows.iter().copied())?;
     }
     committed_rows.finish(device)?;
     target.commit(device, caches, committed_rows)?;

@@ -53,8 +53,9 @@ pub struct DraftWorkspace {
 /// Runs one step. Plain decoding is the tree of one node: it takes the same stages.
 ///
 /// # Errors
-/// Whatever a kernel or the drafter refuses. Nothing is committed for any request unless all rows were verified; a drafter
-/// that fails after that leaves what was committed.
+/// Whatever a kernel or the drafter refuses. No request moves on unless all rows were verified; a drafter that fails after
+/// that leaves what was committed. A pass that fails in the middle of a long prompt chunk has changed its slot's caches,
+/// so after an error no slot of the batch may be used but for a new request.
 pub fn decode_step(
     pair: &mut ModelPair,
     requests: &mut [Request],

@@ -5,7 +5,6 @@ use crate::error::Result;
 use crate::kernels::paths::row_bucket;
 use crate::kernels::tree_attention::{KV_BLOCK, KV_SPLIT};
 use crate::kernels::w12_matmul::WeightView;
-use crate::options::speculation::SpeculationPlan;
 
 use super::decode_step::ModelPair;
 
@@ -15,21 +14,21 @@ const MAX_SPLITS: usize = 4;
 /// Forwards of one size: the first sees the launches, the second captures them.
 const NUM_FORWARDS: usize = 2;
 
-/// Runs the target over chains for one request (a stock engine takes nothing else), as many as `plan` may verify, and
-/// a stock engine's LM head over as many rows.
+/// Runs the target over chains for one request (a stock engine takes nothing else) of up to `most_rows` rows, with Q
+/// views through both, and a stock engine's LM head over as many rows.
 ///
 /// # Errors
 /// Whatever a kernel refuses.
 pub fn rehearse_forwards(
     pair: &mut ModelPair,
-    plan: &SpeculationPlan,
+    most_rows: usize,
+    with_q_views: bool,
     max_model_len: usize,
 ) -> Result<()> {
-    let views: &[WeightView] = match plan.q_passes() {
-        0 => &[WeightView::Exact],
-        _ => &[WeightView::Exact, WeightView::Q],
+    let views: &[WeightView] = match with_q_views {
+        false => &[WeightView::Exact],
+        true => &[WeightView::Exact, WeightView::Q],
     };
-    let most_rows = plan.pass_rows();
     let mut num_rows = 1;
     while num_rows <= row_bucket(most_rows) {
         for num_splits in [0, 1, 2, MAX_SPLITS] {
@@ -39,6 +38,7 @@ pub fn rehearse_forwards(
             }
             for view in views {
                 for _ in 0..NUM_FORWARDS {
+                    let num_rows = pair.paths.padded_rows(num_rows);
                     forward(pair, *view, num_rows, committed_len)?;
                 }
             }

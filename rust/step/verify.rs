@@ -1,5 +1,7 @@
 //! Verify stage: one exact forward over the rows of all trees, then the target's choice after each row that needs one.
 
+use std::ops::Range;
+
 use crate::error::Result;
 use crate::kernels::lm_head_screen::HeadScores;
 use crate::kernels::w12_matmul::WeightView;
@@ -35,14 +37,15 @@ pub fn verify(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> 
     } = pair;
     clock.lap(device, Stage::Forward)?;
     let mut wanted = HeadRows::default();
-    for (index, (entry, segment)) in batch.entries.iter().zip(paths.segments()).enumerate() {
+    let rows = rows_of(&trees);
+    for (index, (entry, rows)) in batch.entries.iter().zip(&rows).enumerate() {
         let request = &requests[entry.index];
-        for row in segment.rows.clone() {
+        for row in rows.clone() {
             let position = paths.position(row);
             let decides = match entry.work {
                 Work::Decode { .. } => true,
                 Work::Prompt { completes, .. } => {
-                    completes && row + 1 == segment.rows.end && !request.is_score()
+                    completes && row + 1 == rows.end && !request.is_score()
                 }
             };
             let is_recorded = request.record_from.is_some_and(|from| position >= from);
@@ -89,11 +92,22 @@ pub fn verify(pair: &mut ModelPair, requests: &[Request], trees: TokenTrees) -> 
     Ok(Verified {
         batch,
         trees,
-        rows: paths.segments().iter().map(|s| s.rows.clone()).collect(),
+        rows,
         choices,
         screening,
         records,
     })
+}
+
+/// Rows of each tree in a pass over all of them.
+fn rows_of(trees: &[TokenTree]) -> Vec<Range<usize>> {
+    let mut end = 0;
+    let rows = trees.iter().map(|tree| {
+        let start = end;
+        end += tree.num_rows();
+        start..end
+    });
+    rows.collect()
 }
 
 /// Runs the target over the rows of trees, each behind what is committed of its entry; leaves them in `pair.paths`.
@@ -113,17 +127,16 @@ pub(super) fn forward<'a>(
     paths.clear();
     let mut token_ids = Vec::new();
     for (entry, tree) in rows {
-        let pages = caches.pages(entry.slot);
-        paths.push_segment(entry.slot, entry.committed_len, pages, &tree.parents)?;
+        let (slot, first, pages) = (entry.slot, entry.committed_len, caches.pages(entry.slot));
+        match entry.work {
+            Work::Prompt { .. } => paths.push_prompt(slot, first, pages, tree.num_rows())?,
+            Work::Decode { .. } => paths.push_segment(slot, first, pages, &tree.parents)?,
+        }
         token_ids.extend_from_slice(&tree.token_ids);
     }
     let num_padding = paths.pad(device);
     token_ids.resize(token_ids.len() + num_padding, 0);
     paths.finish(device)?;
-    for segment in paths.segments() {
-        let positions = segment.rows.clone().map(|row| paths.position(row));
-        let last_position = positions.max().unwrap_or_default();
-        caches.prepare(device, segment.slot, last_position)?;
-    }
+    caches.prepare(device, paths)?;
     target.forward(device, view, &token_ids, paths, caches, probe)
 }

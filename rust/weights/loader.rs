@@ -11,8 +11,8 @@ use super::checkpoint::{Checkpoint, Fp8Matrix, Matrix, Verification};
 use super::linear::Linear;
 use super::planted::PlantedWeights;
 use super::w12::{Encoding, encode};
-use crate::device::{Backend, Buffer, Device};
-use crate::error::{CheckpointError, OptionError, Result};
+use crate::device::{Buffer, Device};
+use crate::error::{CheckpointError, Result};
 use crate::kernels::bf16_matmul::PackedBf16;
 use crate::kernels::fp8_matmul::{Activations, PackedFp8};
 use crate::options::WeightFormat;
@@ -265,17 +265,14 @@ impl<'a> WeightLoader<'a> {
         [out_features, in_features]: [usize; 2],
         format: WeightFormat,
     ) -> Result<Linear> {
-        if self.device.backend() == Backend::Cuda {
-            return Err(OptionError::Value {
-                option: "weight_format",
-                expected: "bf16 or w12 for an FP8 checkpoint on CUDA, which decodes it as it loads"
-                    .to_owned(),
-                got: format!("\"{}\"", format.name()),
-            }
-            .into());
-        }
         Ok(Linear::Fp8 {
-            weight: PackedFp8::pack(&weights.codes, out_features, in_features, &weights.scales),
+            weight: PackedFp8::pack_on(
+                self.device,
+                &weights.codes,
+                out_features,
+                in_features,
+                &weights.scales,
+            )?,
             activations: match format {
                 WeightFormat::Fp8W8A8 => Activations::Quantised,
                 _ => Activations::Whole,

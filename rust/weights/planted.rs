@@ -11,8 +11,10 @@ use crate::device::{Backend, Buffer, Device};
 use crate::error::Result;
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::PackedBf16;
+use crate::kernels::fp8_matmul::{Activations, GROUP_COLUMNS};
 use crate::kernels::plant_matrix::{
-    PlantMatrix, PlantMatrixArgs, Recipe, normal, plant_bf16, plant_on_host, plant_w12, uniform,
+    PlantMatrix, PlantMatrixArgs, Recipe, normal, plant_bf16, plant_fp8, plant_on_host, plant_w12,
+    uniform,
 };
 use crate::kernels::w12_matmul::PackedW12;
 use crate::options::WeightFormat;
@@ -79,7 +81,8 @@ impl PlantedWeights {
         }
     }
 
-    /// Plants matrix `name` in `format`, with a Q view if wanted; BF16 unless W12 is asked for and pays.
+    /// Plants matrix `name` in `format`, with a Q view if wanted; BF16 unless W12 is asked for and pays, or FP8 and the
+    /// shape is one of whole blocks, as of matrices that publishers convert.
     pub(super) fn linear(
         &self,
         device: &Device,
@@ -93,6 +96,18 @@ impl PlantedWeights {
             return Ok(match w12(device, recipe, shape)? {
                 Some(weights) => Linear::W12(weights),
                 None => Linear::Bf16(plant_bf16(device, recipe, shape)?),
+            });
+        }
+        let activations = match format {
+            WeightFormat::Fp8 => Some(Activations::Whole),
+            WeightFormat::Fp8W8A8 => Some(Activations::Quantised),
+            _ => None,
+        };
+        let has_blocks = shape.iter().all(|len| len.is_multiple_of(GROUP_COLUMNS));
+        if let (Some(activations), true) = (activations, has_blocks) {
+            return Ok(Linear::Fp8 {
+                weight: plant_fp8(device, recipe, shape)?,
+                activations,
             });
         }
         let exact = plant_bf16(device, recipe, shape)?;

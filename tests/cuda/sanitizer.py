@@ -52,6 +52,7 @@ GROUPS = (
             "test_a_row_has_one_result[0.0004-109-250]",
             "test_a_row_has_one_result[0.004-48-2560]",
             "test_views_and_residual_agree_with_the_host",
+            "test_many_rows_have_the_bits_of_few[109-250-300]",
         ),
     ),
     Group(
@@ -62,6 +63,30 @@ GROUPS = (
             "test_matrices_multiplied_together_keep_their_bits[250-matrices0]",
             "test_matrices_multiplied_together_keep_their_bits[2560-matrices3]",
             "test_a_row_has_one_result[0.0004-160-6144]",
+        ),
+    ),
+    Group(
+        "fp8 matmul",
+        ("fp8_matmul",),
+        "test_fp8.py",
+        (
+            "test_whole_activations_give_the_bits_of_dequantised_weights[16-128-tensor-whole]",
+            "test_whole_activations_give_the_bits_of_dequantised_weights[109-250-block-short]",
+            "test_quantised_activations_match_the_oracle_and_the_host[48-2560-channel]",
+            "test_matrices_multiplied_together_keep_their_bits[250-True]",
+            "test_small_whole_numbers_are_multiplied_exactly",
+        ),
+    ),
+    Group(
+        "rows for matmuls",
+        ("block_conv", "gate", "gdn_wy", "rms_norm"),
+        "test_matmul_rows.py",
+        (
+            "test_norms",
+            "test_gates",
+            "test_convolutions",
+            "test_gated_delta_outputs[shape1-9]",
+            "test_products_are_those_of_fp32_rows[250-cuda]",
         ),
     ),
     Group(

@@ -214,6 +214,7 @@ FAMILIES = [
     "llama_rope_parameters",
     "llama_rope_scaling",
     "muse_glimmer",
+    "qwen3_5_fp8",
     "qwen3_5_text",
     "qwen3_5_wrapper",
 ]

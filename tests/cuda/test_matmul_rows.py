@@ -1,4 +1,4 @@
-"""Rows that kernels leave for a matmul: what they give in fp32, rounded once, and the products of such rows."""
+"""Rows that kernels leave for a matmul: their fp32 results rounded once, and the products of such rows."""
 
 from __future__ import annotations
 

@@ -35,6 +35,34 @@ def test_every_layout_holds_these_bits(shape: tuple[int, int]) -> None:
             np.testing.assert_array_equal(got, expected[:, columns].T)
 
 
+@pytest.mark.parametrize("shape", [(128, 256), (384, 5120)])
+def test_the_gpu_plants_the_hosts_fp8(shape: tuple[int, int]) -> None:
+    for first in range(0, shape[1], shape[1] // 4):
+        x = np.zeros((64, shape[1]), np.float32)
+        x[np.arange(64), np.arange(first, first + 64)] = 1
+        got, expected = (
+            kernels.planted_matmul(x, 11, shape[0], 0.02, "fp8", device=name) for name in (DEVICE, "cpu")
+        )
+        np.testing.assert_array_equal(got, expected)
+        assert np.count_nonzero(got) > 0.9 * got.size
+
+
+@pytest.mark.parametrize("weight_format", ["fp8", "fp8_w8a8"])
+def test_speculation_changes_nothing_of_fp8(weight_format: str) -> None:
+    params = SamplingParams(max_tokens=32, ignore_eos=True)
+    prompts = [{"prompt_token_ids": list(range(7, 77))}]
+    options = {"device": DEVICE, "max_model_len": 256, "max_num_seqs": 1, "weight_format": weight_format}
+    plain = LLM.planted("qwen3.5-4b", **options)
+    assert plain.describe()["weight_format"] == weight_format
+    [want] = plain.generate(prompts, params, use_tqdm=False)
+    del plain
+    [output] = LLM.planted("qwen3.5-4b", {"tree": "ddtree"}, **options).generate(
+        prompts, params, use_tqdm=False
+    )
+    assert output.outputs[0].token_ids == want.outputs[0].token_ids
+    assert output.metrics.num_accepted_tokens > 0
+
+
 # Ways to decode, those that need most last: of drafters with marginal scores, and of EAGLE-3, which has none.
 MARGINAL: list[dict[str, Any]] = [{"tree": "chain"}, {"tree": "ddtree"}, {"tree": "ddtree", "q_passes": 1}]
 EAGLE: list[dict[str, Any]] = [{"tree": "chain"}, {"tree": "eagle"}, {"tree": "conditional", "q_passes": 1}]

@@ -90,6 +90,32 @@ def test_rope_turns_by_the_rows_position_alone(
         np.testing.assert_array_equal(bits(alone[0]), bits(got[row]))
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "rotary_dim", "pair_offset"), [(128, 128, 64), (256, 64, 32), (512, 128, 256), (6, 6, 3), (40, 0, 0)]
+)
+@pytest.mark.parametrize("num_rows", [1, 5, 64])
+def test_normed_heads_are_turned_as_by_two_launches(
+    head_dim: int, rotary_dim: int, pair_offset: int, num_rows: int
+) -> None:
+    eps, positions = 1e-6, np.arange(1000, 1000 + num_rows, dtype=np.uint32)
+    frequencies = (1e7 ** (-np.arange(0, rotary_dim, 2) / max(rotary_dim, 1))).astype(np.float32)
+    # Queries beside their gates, keys, and heads of a norm without weights; more of them than a launch takes.
+    groups = [(24, 2 * head_dim, True), (4, head_dim, True), (2, head_dim + 3, False)] * 3
+    projections = [
+        (normal(20 + i, num_rows, heads, stride), normal(40 + i, head_dim) if weighted else None)
+        for i, (heads, stride, weighted) in enumerate(groups)
+    ]
+    turn = (frequencies, pair_offset) if rotary_dim else ()
+    got = kernels.normed_rope(projections, head_dim, eps, positions, *turn, **GPU)
+    for (x, weight), heads in zip(projections, got, strict=True):
+        _, num_heads, stride = x.shape
+        args = (0, stride, num_rows * num_heads, head_dim, eps, weight)
+        want = kernels.rms_norm(x.ravel(), *args, **GPU).reshape(num_rows, num_heads, head_dim)
+        if rotary_dim:
+            want = kernels.rope(want, positions, frequencies, pair_offset, **GPU)
+        np.testing.assert_array_equal(bits(heads), bits(want))
+
+
 @pytest.mark.parametrize("kind", ["silu", "sigmoid", "gelu_tanh"])
 @pytest.mark.parametrize("width", [1, 31, 768, 17408])
 def test_gates(kind: str, width: int) -> None:

@@ -5,33 +5,9 @@ import pytest
 from specpilot_rs._core import kernels
 from tolerances import assert_close
 
-from tests.kernels.bfloat16 import to_bits
+from tests.kernels.e4m3 import VALUES, dequantised, quantised_rows, spread
 
 GROUP = 128
-
-
-def e4m3_values():
-    """Value of every code, by the format's definition."""
-    code = np.arange(256)
-    exponent, mantissa = code >> 3 & 15, code & 7
-    magnitude = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
-    magnitude[code & 0x7F == 0x7F] = np.nan
-    return np.where(code & 0x80, -magnitude, magnitude)
-
-
-VALUES = e4m3_values()
-FINITE = np.sort(VALUES[np.isfinite(VALUES) & (np.arange(256) != 0x80)])
-EVEN = {value: code % 2 == 0 for code, value in enumerate(VALUES)}
-
-
-def round_to_e4m3(x):
-    """The nearest value, of two the one with an even code."""
-    x = np.clip(x, -448, 448)
-    high = np.clip(np.searchsorted(FINITE, x), 1, len(FINITE) - 1)
-    low_value, high_value = FINITE[high - 1], FINITE[high]
-    is_even = np.vectorize(EVEN.get)(low_value).astype(bool)
-    low_gap, high_gap = x - low_value, high_value - x
-    return np.where((low_gap < high_gap) | ((low_gap == high_gap) & is_even), low_value, high_value)
 
 
 def problem(num_rows, n, k, block, seed=0):
@@ -41,16 +17,6 @@ def problem(num_rows, n, k, block, seed=0):
     codes[codes & 0x7F == 0x7F] = 0
     grid = (-(-n // block[0]), -(-k // block[1]))
     return x, codes, (0.002 + 0.01 * rng.random(grid)).astype(np.float32)
-
-
-def spread(scales, block, shape):
-    """The scale of every weight."""
-    return np.repeat(np.repeat(scales, block[0], 0), block[1], 1)[: shape[0], : shape[1]]
-
-
-def dequantised(codes, scales, block):
-    """BF16 bits of the weights: a product in fp32, rounded once."""
-    return to_bits(VALUES[codes].astype(np.float32) * spread(scales, block, codes.shape))
 
 
 BLOCKS = {"block": (128, 128), "channel": (1, 2048), "tensor": (2048, 2048)}
@@ -78,12 +44,7 @@ def test_quantised_activations_match_the_oracle(num_rows, n, k, block):
     x[-1] *= 1e-4
     got = kernels.fp8_matmul(x, codes, scales, block, quantised=True)
     weights = VALUES[codes] * spread(scales, block, codes.shape).astype(np.float64)
-    rounded = np.zeros_like(x, np.float64)
-    for first in range(0, k, GROUP):
-        group = x[:, first : first + GROUP]
-        largest = np.abs(group).max(1, keepdims=True)
-        scale = np.where(largest > 0, largest / np.float32(448), np.float32(1))
-        rounded[:, first : first + GROUP] = round_to_e4m3(group / scale) * scale.astype(np.float64)
+    rounded = quantised_rows(x)
     want = rounded @ weights.T
     assert_close("fp8_matmul", got, want, scale=np.abs(rounded) @ np.abs(weights).T)
     # Another function of the input, not a rounding of the same one.

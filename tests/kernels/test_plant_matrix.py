@@ -7,6 +7,8 @@ import pytest
 from numpy.typing import NDArray
 from specpilot_rs import _core
 
+from tests.kernels.e4m3 import round_to_e4m3
+
 kernels = _core.kernels
 U64 = np.uint64
 SALT = U64(0x9E3779B97F4A7C15)
@@ -38,13 +40,21 @@ def to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
+def row_units(seed: int, num_rows: int, deviation: float) -> NDArray[np.float32]:
+    spread = mix(row_keys(seed, np.arange(num_rows, dtype=np.uint64)) ^ SALT)
+    factor = 65536 + (spread & U64(0xFFFF)) + ((spread >> U64(16)) & U64(0xFFFF))
+    unit = np.float32(deviation / 75674.43) * (factor.astype(np.float32) / np.float32(131072))
+    return unit.astype(np.float32)
+
+
+def fp8_scales(seed: int, num_rows: int, deviation: float) -> NDArray[np.uint16]:
+    return to_bf16(row_units(seed, num_rows, deviation) * np.float32(585.125))
+
+
 def layer_oracle(seed: int, shape: tuple[int, int], deviation: float) -> NDArray[np.uint16]:
     rows = np.arange(shape[0], dtype=np.uint64)
     bits = cells(seed, rows, shape[1])
-    spread = mix(row_keys(seed, rows) ^ SALT)
-    factor = 65536 + (spread & U64(0xFFFF)) + ((spread >> U64(16)) & U64(0xFFFF))
-    unit = np.float32(deviation / 75674.43) * (factor.astype(np.float32) / np.float32(131072))
-    weights = centred(bits).astype(np.float32) * unit[:, None]
+    weights = centred(bits).astype(np.float32) * row_units(seed, shape[0], deviation)[:, None]
     lot = mix(bits) & U64(0xFFFFF)
     weights = np.where(lot < 300, weights * np.float32(2.0**-14), weights)
     weights = np.where((lot >= 300) & (lot < 320), weights * np.float32(64), weights)
@@ -100,6 +110,29 @@ def test_both_formats_multiply_by_the_same_numbers(shape: tuple[int, int]) -> No
     for weight_format in ("bf16", "w12"):
         got = kernels.planted_matmul(x, 11, shape[0], 0.02, weight_format)
         np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
+
+
+def test_fp8_rounds_the_same_numbers_with_a_scale_for_each_row() -> None:
+    shape = (128, 256)
+    x = np.random.default_rng(0).standard_normal((5, 256)).astype(np.float32)
+    weights = floats(layer_oracle(11, shape, 0.02))
+    scales = floats(fp8_scales(11, 128, 0.02))[:, None]
+    codes = round_to_e4m3((weights / scales).astype(np.float32)).astype(np.float32)
+    expected = kernels.bf16_matmul(x, to_bf16(codes * scales))
+    got = kernels.planted_matmul(x, 11, 128, 0.02, "fp8")
+    np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
+    # Outliers beyond the largest number are cut; all others are within half a step of four bits.
+    inside = np.abs(weights) <= 448 * scales
+    assert inside.mean() > 0.999
+    error = np.abs(codes * scales - weights)
+    assert (error <= np.maximum(np.abs(weights) / 16, scales * 2.0**-10))[inside].all()
+    rounded = kernels.planted_matmul(x, 11, 128, 0.02, "fp8_w8a8")
+    assert 0 < np.abs(rounded - got).max() < 0.1 * np.abs(got).max()
+    # A shape that is not of whole blocks stays BF16.
+    small = kernels.planted_matmul(x[:, :64].copy(), 11, 48, 0.02, "fp8")
+    np.testing.assert_array_equal(
+        small, kernels.bf16_matmul(x[:, :64].copy(), layer_oracle(11, (48, 64), 0.02))
+    )
 
 
 def test_unknown_kinds_are_refused() -> None:

@@ -73,3 +73,16 @@ def test_overlapping_or_outlying_pairs_are_refused():
         kernels.rope(x, positions, inverse_frequencies(32), 15)
     with pytest.raises(ValueError, match="`head_dim` needs at least 33 elements, got 32"):
         kernels.rope(x, positions, inverse_frequencies(32), 17)
+
+
+def test_norms_first_where_asked():
+    frequencies, positions = inverse_frequencies(64), np.array([3, 700], np.uint32)
+    q, k, weight = heads(2, 4, 512), heads(2, 1, 256, 1), heads(1, 1, 256, 2).ravel()
+    got = kernels.normed_rope([(q, weight), (k, None)], 256, 1e-6, positions, frequencies, 32)
+    for x, by, turned in ((q, weight, got[0]), (k, None, got[1])):
+        num_heads, stride = x.shape[1:]
+        normed = kernels.rms_norm(x.ravel(), 0, stride, 2 * num_heads, 256, 1e-6, by).reshape(2, num_heads, 256)
+        np.testing.assert_array_equal(turned, kernels.rope(normed, positions, frequencies, 32))
+    only_normed = kernels.normed_rope([(k, weight)], 256, 1e-6, positions)
+    args = (0, 256, 2, 256, 1e-6, weight)
+    np.testing.assert_array_equal(only_normed[0].reshape(2, 256), kernels.rms_norm(k.ravel(), *args))

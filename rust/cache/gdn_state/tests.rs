@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::kernels::gdn_wy::{GdnWeights, GdnWy, GdnWyArgs};
-use crate::kernels::paths::RowPaths;
+use crate::kernels::paths::{RowPaths, Wave, num_settled_rows};
 use crate::kernels::random_trees::{ChainInTree, Numbers};
 
 const NUM_LAYERS: usize = 2;
@@ -96,7 +96,6 @@ impl Model {
     /// Runs a pass over the given segments `(slot, parents, inputs)`; layers differ in their gate `b`. Returns what
     /// each row gave, and the pass's buffers for committing.
     fn pass(&self, cache: &mut GdnCache, segments: &[SegmentRows<'_>]) -> Pass {
-        let shape = &self.shape;
         let mut paths = RowPaths::default();
         let mut inputs: Vec<&Input> = vec![];
         for (slot, parents, rows) in segments {
@@ -111,6 +110,18 @@ impl Model {
             cache.prepare(&self.device, *slot, *last as usize).unwrap();
             inputs.extend(rows.iter());
         }
+        self.run_layers(cache, &paths, &inputs, NUM_LAYERS)
+    }
+
+    /// Runs the first `num_layers` layers, wave by wave.
+    fn run_layers(
+        &self,
+        cache: &mut GdnCache,
+        paths: &RowPaths,
+        inputs: &[&Input],
+        num_layers: usize,
+    ) -> Pass {
+        let shape = &self.shape;
         let column = |of: &dyn Fn(&Input) -> &[f32]| {
             let values: Vec<f32> = inputs.iter().flat_map(|i| of(i)).copied().collect();
             Buffer::from_slice(&values)
@@ -122,7 +133,7 @@ impl Model {
             tails: vec![],
             outputs: vec![vec![]; inputs.len()],
         };
-        for layer in 0..NUM_LAYERS {
+        for layer in 0..num_layers {
             let mut b = column(&|i| &i.b);
             b.host_mut().iter_mut().for_each(|b| *b += layer as f32);
             let mut tail = GdnTail::new(&self.device, shape, inputs.len()).unwrap();
@@ -130,25 +141,32 @@ impl Model {
                 .device
                 .try_alloc(inputs.len() * shape.values_len())
                 .unwrap();
-            let args = GdnWyArgs {
-                shape,
-                weights: GdnWeights {
-                    conv: &self.conv,
-                    a_log: &self.a_log,
-                    dt_bias: &self.dt_bias,
-                    norm: &self.norm,
-                    norm_eps: 1e-6,
-                },
-                qkv: &pass.qkv,
-                z: &z,
-                a: &a,
-                b: &b,
-                paths: &paths,
-                cache: cache.layer(layer),
-                tail: &mut tail,
-                y: (&mut y).into(),
-            };
-            GdnWy::run(&self.device, args).unwrap();
+            for Wave { segments, settled } in paths.waves() {
+                let args = GdnWyArgs {
+                    shape,
+                    weights: GdnWeights {
+                        conv: &self.conv,
+                        a_log: &self.a_log,
+                        dt_bias: &self.dt_bias,
+                        norm: &self.norm,
+                        norm_eps: 1e-6,
+                    },
+                    qkv: &pass.qkv,
+                    z: &z,
+                    a: &a,
+                    b: &b,
+                    paths,
+                    segments,
+                    cache: cache.layer(layer),
+                    tail: &mut tail,
+                    y: (&mut y).into(),
+                };
+                GdnWy::run(&self.device, args).unwrap();
+                if let Some(settled) = settled {
+                    let kept = (&pass.qkv, &tail);
+                    cache.settle(&self.device, layer, settled, kept).unwrap();
+                }
+            }
             for (row, outputs) in pass.outputs.iter_mut().enumerate() {
                 for buffer in [&y, &tail.k, &tail.d, &tail.g] {
                     let len = buffer.len() / inputs.len();
@@ -160,11 +178,32 @@ impl Model {
         pass
     }
 
+    /// Runs the first `num_layers` layers over the chain's next `num_rows` tokens, as one prompt chunk.
+    fn prompt(
+        &self,
+        cache: &mut GdnCache,
+        slot: usize,
+        num_rows: usize,
+        num_layers: usize,
+    ) -> Pass {
+        let len = cache.slots[slot].committed_len;
+        let mut paths = RowPaths::default();
+        paths.push_prompt(slot, len, &[], num_rows).unwrap();
+        let last_of_first = paths.segments()[0].rows.end - 1;
+        let last_position = paths.position(last_of_first);
+        cache.prepare(&self.device, slot, last_position).unwrap();
+        let inputs: Vec<Input> = (len..len + num_rows).map(|p| self.token(p)).collect();
+        let inputs: Vec<&Input> = inputs.iter().collect();
+        self.run_layers(cache, &paths, &inputs, num_layers)
+    }
+
+    /// Commits rows that take the slot's next positions; those of a long prompt are settled but for the last segment's.
     fn commit(&self, cache: &mut GdnCache, slot: usize, pass: &Pass, rows: &[usize]) {
         let len = cache.slots[slot].committed_len;
+        let num_settled = num_settled_rows(rows.len());
         let mut placed = PlacedRows::default();
-        let taken = rows.iter().map(|&row| row as u32);
-        placed.push(slot, len, &[], taken).unwrap();
+        let taken = rows[num_settled..].iter().map(|&row| row as u32);
+        placed.push(slot, len + num_settled, &[], taken).unwrap();
         let tails: Vec<_> = pass.tails.iter().map(|tail| (&pass.qkv, tail)).collect();
         cache.append(&self.device, &placed, &tails).unwrap();
         cache.advance(slot, len + rows.len());
@@ -456,6 +495,35 @@ fn results_follow_the_sequential_recurrence() {
             }
             assert!(worst < 5e-5, "A_log {rate}, {num_tokens} tokens: {worst:e}");
         }
+    }
+}
+
+#[test]
+fn prompts_longer_than_a_path_are_their_tokens_one_by_one() {
+    let model = Model::new(23, shape(40), -2.0);
+    let num_tokens = 333;
+    let want = model.token_by_token(num_tokens);
+    for (first, chunk) in [(0, 256), (1, 65), (31, 128), (60, 150), (100, 233)] {
+        let mut cache = model.cache(2);
+        // What another request left in the slot must not matter: a pass that failed between layers, for one.
+        model.prompt(&mut cache, 1, 200, 1);
+        cache.reset(1);
+        let mut outputs = vec![];
+        while outputs.len() < num_tokens {
+            let num_rows = match outputs.len() {
+                0 if first > 0 => first,
+                len => chunk.min(num_tokens - len),
+            };
+            let pass = model.prompt(&mut cache, 1, num_rows, NUM_LAYERS);
+            let rows: Vec<usize> = (0..num_rows).collect();
+            model.commit(&mut cache, 1, &pass, &rows);
+            outputs.extend(pass.outputs);
+        }
+        let states = (0..NUM_LAYERS)
+            .map(|layer| cache.final_state(layer, 1, num_tokens).unwrap())
+            .collect();
+        let run = Run { outputs, states };
+        run.assert_same(&want, &format!("{first} tokens, then {chunk} at a time"));
     }
 }
 

@@ -26,7 +26,16 @@ const NUM_CANDIDATES: usize = 8;
 /// Timings of a candidate, of which the least counts.
 const NUM_TIMINGS: usize = 4;
 
-/// `y = x wᵀ`: `w` `[out_features, in_features]` and `x` `[num_rows, in_features]` in BF16, sums in fp32, all row-major.
+/// What a product multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LtValues {
+    /// BF16 numbers.
+    Bf16,
+    /// E4M3 numbers, without scales; from compute capability 8.9 on.
+    E4m3,
+}
+
+/// `y = x wᵀ`: `w` `[out_features, in_features]` and `x` `[num_rows, in_features]`, sums in fp32, all row-major.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LtShape {
     /// Channels of the result.
@@ -35,6 +44,8 @@ pub struct LtShape {
     pub in_features: usize,
     /// Rows of activations.
     pub num_rows: usize,
+    /// What weights and activations are.
+    pub values: LtValues,
     /// Whether the result is BF16 and not fp32.
     pub rounds: bool,
     /// Whether sums are added to what is there.
@@ -234,9 +245,13 @@ impl LtProduct {
         };
         // Column-major to the library: the row-major weights are their own transpose.
         let y_type = if shape.rounds { bf16 } else { fp32 };
+        let factors = match shape.values {
+            LtValues::Bf16 => bf16,
+            LtValues::E4m3 => cudaDataType_t::CUDA_R_8F_E4M3,
+        };
         for (layout, (values, rows, columns)) in product.layouts.iter_mut().zip([
-            (bf16, k, n),
-            (bf16, k, shape.num_rows),
+            (factors, k, n),
+            (factors, k, shape.num_rows),
             (y_type, n, shape.num_rows),
         ]) {
             *layout =

@@ -36,6 +36,7 @@ pub const KERNEL_SOURCES: &[KernelSource] = sources! {
     "draft_block", true;
     "draft_select", true;
     "embed_rows", true;
+    "fp8_matmul", true;
     "gate", true;
     "gather_taps", true;
     "gdn_fold", true;
@@ -56,6 +57,7 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "async_copy.cuh",
     "attention_parts.cuh",
     "block_reduce.cuh",
+    "fp8_decode.cuh",
     "gdn_block.cuh",
     "gdn_factors.cuh",
     "gdn_keys.cuh",
@@ -66,6 +68,7 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "matmul_rows.cuh",
     "matrix_loads.cuh",
     "mma.cuh",
+    "norm_part.cuh",
     "octet_sums.cuh",
     "packed_rows.cuh",
     "screen.cuh",
@@ -73,6 +76,7 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "screen_scan_wgmma.cuh",
     "placed_rows.cuh",
     "power_of_two.cuh",
+    "quantised_rows.cuh",
     "row_paths.cuh",
     "skinny_matmul.cuh",
     "slice_sums.cuh",
@@ -81,7 +85,9 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "thread_copy.cuh",
     "top_keys.cuh",
     "w12_decode.cuh",
-    "wgmma.cuh"
+    "wgmma.cuh",
+    "wgmma_bf16.cuh",
+    "wgmma_matmul.cuh"
 ];
 
 impl KernelSource {

@@ -12,7 +12,7 @@ use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
 use crate::kernels::matmul_rows::MatmulRows;
 use crate::kernels::paths::RowPaths;
 use crate::kernels::rms_norm::{NormOutput, RmsNorm, RmsNormArgs};
-use crate::kernels::rope::{Rope, RopeArgs};
+use crate::kernels::rope::{Rope, RopeArgs, RopeHeads, Rotation};
 use crate::kernels::tree_attention::{TreeAttention, TreeAttentionArgs};
 use crate::kernels::w12_matmul::WeightView;
 
@@ -233,12 +233,17 @@ impl Layer<'_> {
         Rope::run(
             self.device,
             RopeArgs {
-                x,
-                num_heads,
+                heads: vec![RopeHeads {
+                    norm: None,
+                    num_heads,
+                    y: x,
+                }],
                 head_dim: self.config.head_dim,
                 positions,
-                inverse_frequencies: self.inverse_frequencies,
-                pair_offset: self.config.head_dim / 2,
+                rotation: Some(Rotation {
+                    inverse_frequencies: self.inverse_frequencies,
+                    pair_offset: self.config.head_dim / 2,
+                }),
             },
         )?;
         Ok(())

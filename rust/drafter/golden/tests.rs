@@ -100,11 +100,9 @@ fn taps(layers: &[usize], token_ids: &[u32]) -> Vec<Buffer<f32>> {
         let pages = caches.pages(slot);
         paths.push_segment(slot, first, pages, &parents).unwrap();
         paths.finish(device).unwrap();
-        caches
-            .prepare(device, slot, first + chunk.len() - 1)
-            .unwrap();
+        caches.prepare(device, &paths).unwrap();
         decoder
-            .forward(device, WeightView::Exact, chunk, &paths, &caches, None)
+            .forward(device, WeightView::Exact, chunk, &paths, &mut caches, None)
             .unwrap();
         for (tap, rows) in taps.iter_mut().zip(decoder.taps()) {
             tap.extend_from_slice(&rows.host()[..chunk.len() * HIDDEN]);

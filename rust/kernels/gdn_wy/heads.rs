@@ -23,6 +23,8 @@ pub(super) struct Pass<'a> {
     a: &'a [f32],
     b: &'a [f32],
     paths: &'a RowPaths,
+    /// Of the segments that run.
+    first_row: usize,
     states: &'a Buffer<f32>,
     log: (&'a Buffer<f32>, &'a Buffer<f32>, &'a Buffer<f32>),
     conv: &'a Buffer<f32>,
@@ -39,6 +41,7 @@ impl<'a> Pass<'a> {
             a: args.a.host(),
             b: args.b.host(),
             paths: args.paths,
+            first_row: args.paths.rows_of(&args.segments).start,
             states: &cache.states,
             log: (&cache.log_k, &cache.log_d, &cache.log_g),
             conv: &cache.conv,
@@ -277,7 +280,8 @@ impl<'a> ValueHead<'a> {
         let shape = pass.shape;
         let num_rows = segment.rows.len();
         let key_head = head / (shape.num_value_heads / shape.num_key_heads);
-        let first = segment.rows.start * shape.num_key_heads + key_head * num_rows;
+        let first =
+            (segment.rows.start - pass.first_row) * shape.num_key_heads + key_head * num_rows;
         let stride = KeyHead::row_len(shape);
         let keys = &keys[first * stride..][..num_rows * stride];
         let (q, rest) = keys.split_at(num_rows * shape.key_dim);

@@ -90,6 +90,8 @@ struct GdnWyParams {
     num_states: u32,
     max_entries: u32,
     norm_eps: f32,
+    first_row: u32,
+    end_row: u32,
 }
 
 /// How a pass is spread over blocks.
@@ -108,7 +110,7 @@ impl Split {
     fn of(args: &GdnWyArgs<'_>) -> Result<Self, KernelError> {
         let (name, shape) = (GdnWy::NAME, args.shape);
         let (key_dim, value_dim, taps) = (shape.key_dim, shape.value_dim, shape.conv_kernel);
-        let segments = args.paths.segments().iter();
+        let segments = args.paths.segments()[args.segments.clone()].iter();
         let longest = segments.map(|segment| segment.rows.len()).max();
         let longest = longest.unwrap_or(0);
         for (argument, got, expected) in [
@@ -157,7 +159,7 @@ impl Split {
             lanes,
             num_slices,
             num_planes,
-            max_rows: args.paths.longest_segment(),
+            max_rows: args.paths.longest_of(args.segments.clone()),
         })
     }
 
@@ -231,8 +233,8 @@ impl Split {
 /// this GPU does not, [`KernelError::WrongDevice`], [`KernelError::Device`].
 pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), KernelError> {
     let split = Split::of(args)?;
-    let num_rows = args.paths.num_rows();
-    if num_rows == 0 {
+    let rows = args.paths.rows_of(&args.segments);
+    if rows.is_empty() {
         return Ok(());
     }
     let launcher = Launcher::of::<GdnWy>(device);
@@ -243,7 +245,7 @@ pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), Kerne
     let (layout, shared_bytes) = split.layout(tiles, num_states);
     launcher.check_shared_bytes("value_dim", shared_bytes + STATIC_SHARED_BYTES)?;
     let in_clusters = limits.has_clusters && split.num_slices > 1;
-    let outputs_bytes = num_rows * shape.values_len() * size_of::<f32>();
+    let outputs_bytes = rows.end * shape.values_len() * size_of::<f32>();
     let outputs = if in_clusters {
         0
     } else {
@@ -251,7 +253,7 @@ pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), Kerne
     };
     let (weights, cache, tail) = (&args.weights, args.cache, &*args.tail);
     let params = GdnWyParams {
-        paths: args.paths.on_cuda(GdnWy::NAME)?,
+        paths: args.paths.segments_on_cuda(GdnWy::NAME, &args.segments)?,
         qkv: launcher.buffer("qkv", args.qkv)?,
         z: launcher.buffer("z", args.z)?,
         a: launcher.buffer("a", args.a)?,
@@ -284,8 +286,10 @@ pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), Kerne
         num_states: num_states as u32,
         max_entries: split.max_entries() as u32,
         norm_eps: weights.norm_eps,
+        first_row: rows.start as u32,
+        end_row: rows.end as u32,
     };
-    let num_blocks = args.paths.segments().len() * shape.num_key_heads * split.num_slices;
+    let num_blocks = args.segments.len() * shape.num_key_heads * split.num_slices;
     let blocks = Shape {
         shared_bytes: shared_bytes as u32,
         cluster_blocks: if limits.has_clusters {
@@ -306,7 +310,7 @@ pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), Kerne
         if in_clusters {
             return Ok(());
         }
-        let num_groups = num_rows * shape.values_len() / WARP_VALUES;
+        let num_groups = rows.len() * shape.values_len() / WARP_VALUES;
         let norms = Shape::of_blocks(num_groups.div_ceil(BLOCK_THREADS), BLOCK_THREADS);
         launcher.run("gdn_wy_norm", norms, &params)
     }

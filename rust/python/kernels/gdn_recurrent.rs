@@ -62,6 +62,7 @@ pub(super) fn gdn_recurrent<'py>(
                 dt_bias: &array_on(&device, &dt_bias)?,
             },
             projected: &array_on(&device, &projected)?,
+            segments: 0..segments.len(),
             paths: &row_paths(&device, &segments, &[])?,
             cache: &layer_cache(&device, &cache)?,
             tail_qkv: &mut qkv,

@@ -101,6 +101,7 @@ pub(super) fn gdn_wy<'py>(
             z: &array_on(&device, &z)?,
             a: &array_on(&device, &a)?,
             b: &array_on(&device, &b)?,
+            segments: 0..segments.len(),
             paths: &row_paths(&device, &segments, &[])?,
             cache: &layer_cache(&device, &cache)?,
             tail: &mut tail,

@@ -64,7 +64,7 @@ pub(super) mod kernels_module {
     #[pymodule_export]
     use super::embed_rows::embed_rows;
     #[pymodule_export]
-    use super::fp8_matmul::fp8_matmul;
+    use super::fp8_matmul::{fp8_matmul, fp8_matmul_together};
     #[pymodule_export]
     use super::gate::gate;
     #[pymodule_export]
@@ -86,7 +86,7 @@ pub(super) mod kernels_module {
     #[pymodule_export]
     use super::rms_norm::rms_norm;
     #[pymodule_export]
-    use super::rope::rope;
+    use super::rope::{normed_rope, rope};
     #[pymodule_export]
     use super::round_rows::round_rows;
     #[pymodule_export]
