@@ -15,6 +15,7 @@ use crate::request::{
     FinishReason, Request, RequestDefaults, RequestId, SamplingParams, Seed, State,
 };
 use crate::scheduler::queue::Scheduler;
+use crate::scheduler::rows::RowBudget;
 use crate::step::decode_step::{ModelPair, decode_step};
 use crate::step::stage_times::{StageClock, StageTimes};
 use crate::stream::StepEvent;
@@ -258,8 +259,12 @@ impl Engine {
             Some(slot)
         };
         let limits = &self.plan.limits;
-        let (max_rows, decode_rows) = (limits.max_step_rows, limits.speculation.pass_rows());
-        let batch = self.scheduler.next_batch(max_rows, decode_rows, take_slot);
+        let budget = RowBudget {
+            pass_rows: limits.max_step_rows,
+            chunk_rows: limits.max_chunk_rows,
+            decode_rows: limits.speculation.pass_rows(),
+        };
+        let batch = self.scheduler.next_batch(budget, take_slot);
         let slots: Vec<(usize, usize)> = batch.entries.iter().map(|e| (e.index, e.slot)).collect();
         let committed = decode_step(
             &mut self.pair,

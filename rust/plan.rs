@@ -22,6 +22,7 @@ use crate::device::Backend;
 use crate::drafter::config::DrafterConfig;
 use crate::drafter::footprint::DrafterSizes;
 use crate::error::{OptionError, Result, human_bytes};
+use crate::kernels::paths::MAX_PATH_ROWS;
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::model::config::{LayerConfig, ModelConfig};
 use crate::model::head::HeadPath;
@@ -42,6 +43,8 @@ pub struct Limits {
     pub max_num_seqs: usize,
     /// Most rows of one forward.
     pub max_step_rows: usize,
+    /// Most rows of one request's prompt in it.
+    pub max_chunk_rows: usize,
     /// Kernels of the target.
     pub kernels: KernelSet,
     /// How greedy tokens are found.
@@ -87,6 +90,12 @@ impl Limits {
             max_model_len,
             max_num_seqs: options.max_num_seqs,
             max_step_rows: options.max_num_batched_tokens.unwrap_or(USUAL_STEP_ROWS),
+            max_chunk_rows: match (options.max_num_batched_tokens, backend) {
+                (Some(rows), _) => rows,
+                (None, Backend::Host) => USUAL_STEP_ROWS,
+                // Matmuls of a GPU read their weights again for every 32 rows: longer chunks gain nothing there.
+                (None, Backend::Cuda) => MAX_PATH_ROWS,
+            },
             speculation: speculation::resolve(options, drafter, head, backend)?,
             head,
             kernels,

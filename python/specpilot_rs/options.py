@@ -224,7 +224,9 @@ class EngineOptions:
     )
     max_num_seqs: int = _option(8, "Most requests decoded at once.")
     max_num_batched_tokens: int | None = _option(
-        None, "Most rows of a pass over all requests, and so of a prompt chunk; 256 if omitted."
+        None,
+        "Most rows of a pass over all requests, and so of a prompt chunk; 256 if omitted, and then 64 of one "
+        "prompt on a GPU.",
     )
     gpu_memory_utilization: float = _option(0.9, "Share of the device's memory that the engine may take.")
     seed: int = _option(0, "Seed of requests that sample and bring none of their own.")

@@ -49,7 +49,7 @@ impl Engine {
     /// Runs `num_requests` at once, as many of them with long prompts as fill a pass.
     fn rehearse(&mut self, num_requests: usize, sampling: Option<Sampling>) -> Result<()> {
         let limits = &self.plan.limits;
-        let longest = (limits.max_model_len - 1).min(limits.max_step_rows);
+        let longest = (limits.max_model_len - 1).min(limits.max_chunk_rows);
         let num_long = limits.max_step_rows.div_ceil(longest);
         let params = SamplingParams {
             // Enough for whole trees, and few pages.

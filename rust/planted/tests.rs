@@ -28,7 +28,8 @@ fn every_name_is_a_pair_that_fits() {
 
 #[test]
 fn sizes_are_the_published_ones() {
-    // Billions of parameters; a head of its own is 0.636 of Qwen3.5-4B's, 1.007 of Gemma's.
+    // Billions of parameters, to two decimals where published so; a head of its own is 0.636 of Qwen3.5-4B's, 1.007 of
+    // Gemma's.
     for (name, target, drafter) in [
         ("qwen3.8-27b", 26.896, 1.86),
         ("qwen3.5-4b", 4.206 + 0.636, 0.64),
@@ -38,7 +39,7 @@ fn sizes_are_the_published_ones() {
     ] {
         let pair = PlantedPair::named(name).unwrap();
         let got = num_parameters(&pair.target) as f64 / 1e9;
-        assert!((got - target).abs() < 2e-3, "{name}: {got}");
+        assert!((got - target).abs() < 5e-3, "{name}: {got}");
         let got = pair.drafter.num_parameters() as f64 / 1e9;
         assert!((got - drafter).abs() < 0.1 * drafter, "{name}: {got}");
     }

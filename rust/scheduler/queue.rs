@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use crate::request::{DraftOffer, FinishReason, Request, RequestId, State};
 use crate::step::types::{Batch, BatchEntry, Work};
 
-use super::rows::share_rows;
+use super::rows::{RowBudget, share_rows};
 
 /// Requests that wait and requests that run.
 #[derive(Default)]
@@ -33,11 +33,10 @@ impl Scheduler {
     }
 
     /// Admits waiting requests in order while `take_slot` finds room for their cache positions, then gives every
-    /// running request its share of `max_rows`.
+    /// running request its share of `budget`.
     pub fn next_batch(
         &mut self,
-        max_rows: usize,
-        decode_rows: usize,
+        budget: RowBudget,
         mut take_slot: impl FnMut(usize) -> Option<usize>,
     ) -> Batch {
         while let Some(request) = self.waiting.front() {
@@ -49,7 +48,7 @@ impl Scheduler {
                 self.running.push(request);
             }
         }
-        let (shares, next_first) = share_rows(&self.running, self.first, max_rows, decode_rows);
+        let (shares, next_first) = share_rows(&self.running, self.first, budget);
         self.first = next_first;
         let entries = shares
             .into_iter()
@@ -159,6 +158,14 @@ mod tests {
         scheduler.submit(Request::new(id, vec![1, 2, 3], &params, &defaults));
     }
 
+    fn budget(pass_rows: usize, decode_rows: usize) -> RowBudget {
+        RowBudget {
+            pass_rows,
+            chunk_rows: pass_rows,
+            decode_rows,
+        }
+    }
+
     #[test]
     fn requests_are_admitted_in_order_as_slots_come_free() {
         let mut scheduler = Scheduler::default();
@@ -166,14 +173,14 @@ mod tests {
             submit(&mut scheduler, id);
         }
         let mut free = vec![1, 0];
-        let batch = scheduler.next_batch(64, 8, |_| free.pop());
+        let batch = scheduler.next_batch(budget(64, 8), |_| free.pop());
         assert_eq!(batch.entries.len(), 2);
         assert_eq!(scheduler.ids(), [0, 1, 2, 3]);
 
         scheduler.running_mut()[0].state = State::Finished(FinishReason::Stop);
         assert_eq!(scheduler.take_finished()[0].id, 0);
         let mut free = vec![0];
-        scheduler.next_batch(64, 8, |_| free.pop());
+        scheduler.next_batch(budget(64, 8), |_| free.pop());
         let running: Vec<_> = scheduler.running_mut().iter().map(|r| r.id).collect();
         assert_eq!(running, [1, 2]);
     }
@@ -186,8 +193,14 @@ mod tests {
         }
         let mut slot = 0..3;
         let indices = |batch: Batch| batch.entries.iter().map(|e| e.index).collect::<Vec<_>>();
-        assert_eq!(indices(scheduler.next_batch(6, 8, |_| slot.next())), [0, 1]);
-        assert_eq!(indices(scheduler.next_batch(6, 8, |_| None)), [2, 0]);
+        assert_eq!(
+            indices(scheduler.next_batch(budget(6, 8), |_| slot.next())),
+            [0, 1]
+        );
+        assert_eq!(
+            indices(scheduler.next_batch(budget(6, 8), |_| None)),
+            [2, 0]
+        );
     }
 
     /// Four running requests of which the first two had their rows: number 2 goes first.
@@ -197,13 +210,13 @@ mod tests {
             submit(&mut scheduler, id);
         }
         let mut slot = 0..4;
-        let batch = scheduler.next_batch(6, 8, |_| slot.next());
+        let batch = scheduler.next_batch(budget(6, 8), |_| slot.next());
         assert_eq!(batch.entries.len(), 2);
         scheduler
     }
 
     fn served_ids(scheduler: &mut Scheduler) -> Vec<RequestId> {
-        let batch = scheduler.next_batch(6, 8, |_| None);
+        let batch = scheduler.next_batch(budget(6, 8), |_| None);
         let running = scheduler.running_mut();
         batch.entries.iter().map(|e| running[e.index].id).collect()
     }
@@ -244,7 +257,7 @@ mod tests {
         submit(&mut scheduler, 7);
         submit(&mut scheduler, 8);
         let mut free = vec![3];
-        scheduler.next_batch(64, 8, |_| free.pop());
+        scheduler.next_batch(budget(64, 8), |_| free.pop());
         let (request, slot) = scheduler.abort(7).unwrap();
         assert_eq!((request.id, slot), (7, Some(3)));
         assert_eq!(scheduler.abort(8).unwrap().1, None);

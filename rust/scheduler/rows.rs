@@ -3,6 +3,17 @@
 use crate::kernels::paths::MAX_PATH_ROWS;
 use crate::request::Request;
 
+/// Rows that one pass may have.
+#[derive(Clone, Copy, Debug)]
+pub struct RowBudget {
+    /// Of all requests.
+    pub pass_rows: usize,
+    /// Of the prompt of one, beyond its fair share too.
+    pub chunk_rows: usize,
+    /// Of a request whose prompt is done.
+    pub decode_rows: usize,
+}
+
 /// Rows of `request` when all are served alike: `decode_rows` once its prompt is done.
 fn fair_rows(request: &Request, decode_rows: usize) -> usize {
     match prompt_rows_left(request) {
@@ -16,30 +27,29 @@ fn prompt_rows_left(request: &Request) -> usize {
     prompt_len.saturating_sub(request.committed_len)
 }
 
-/// Shares `max_rows` in the order of `requests`, starting with number `first` and wrapping around. Gives `(index,
+/// Shares a pass in the order of `requests`, starting with number `first` and wrapping around. Gives `(index,
 /// rows)` per served request and the number that should go first next time. A request is served whole or, when it is
 /// the first to be short, with what is left. Rows that nobody else can use go to the rest of prompts, in the same order.
 /// What a request gets never changes its tokens, only how many come at once.
 pub fn share_rows(
     requests: &[Request],
     first: usize,
-    max_rows: usize,
-    decode_rows: usize,
+    budget: RowBudget,
 ) -> (Vec<(usize, usize)>, usize) {
-    let mut left = max_rows;
+    let mut left = budget.pass_rows;
     let mut shares = Vec::with_capacity(requests.len());
     for offset in 0..requests.len() {
         let index = (first + offset) % requests.len();
         if left == 0 {
             return (shares, index);
         }
-        let rows = fair_rows(&requests[index], decode_rows).min(left);
+        let rows = fair_rows(&requests[index], budget.decode_rows).min(left);
         left -= rows;
         shares.push((index, rows));
     }
     for (index, rows) in &mut shares {
-        let more = prompt_rows_left(&requests[*index]).saturating_sub(*rows);
-        let more = more.min(left);
+        let most = prompt_rows_left(&requests[*index]).min(budget.chunk_rows);
+        let more = most.saturating_sub(*rows).min(left);
         *rows += more;
         left -= more;
     }
@@ -76,28 +86,44 @@ mod tests {
             .collect()
     }
 
+    fn budget(pass_rows: usize) -> RowBudget {
+        RowBudget {
+            pass_rows,
+            chunk_rows: 256,
+            decode_rows: 32,
+        }
+    }
+
     #[test]
     fn everyone_is_served_when_rows_suffice() {
-        let (shares, next) = share_rows(&requests(), 0, 138, 32);
+        let (shares, next) = share_rows(&requests(), 0, budget(138));
         assert_eq!(shares, [(0, 64), (1, 10), (2, 32), (3, 32)]);
         assert_eq!(next, 0);
     }
 
     #[test]
     fn what_is_left_goes_to_prompts() {
-        let (shares, next) = share_rows(&requests(), 1, 160, 32);
+        let (shares, next) = share_rows(&requests(), 1, budget(160));
         assert_eq!(shares, [(1, 10), (2, 32), (3, 32), (0, 86)]);
         assert_eq!(next, 1);
-        let (shares, _) = share_rows(&requests(), 0, 256, 32);
+        let (shares, _) = share_rows(&requests(), 0, budget(256));
         assert_eq!(shares, [(0, 100), (1, 10), (2, 32), (3, 32)]);
+        for (chunk_rows, rows) in [(64, 64), (70, 70), (1, 64)] {
+            let budget = RowBudget {
+                chunk_rows,
+                ..budget(256)
+            };
+            let (shares, _) = share_rows(&requests(), 0, budget);
+            assert_eq!(shares, [(0, rows), (1, 10), (2, 32), (3, 32)]);
+        }
     }
 
     #[test]
     fn a_short_budget_goes_round() {
-        let (shares, next) = share_rows(&requests(), 0, 80, 32);
+        let (shares, next) = share_rows(&requests(), 0, budget(80));
         assert_eq!(shares, [(0, 64), (1, 10), (2, 6)]);
         assert_eq!(next, 3);
-        let (shares, _) = share_rows(&requests(), next, 80, 32);
+        let (shares, _) = share_rows(&requests(), next, budget(80));
         assert_eq!(shares, [(3, 32), (0, 48)]);
     }
 }

@@ -91,7 +91,8 @@ def test_rope_turns_by_the_rows_position_alone(
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "rotary_dim", "pair_offset"), [(128, 128, 64), (256, 64, 32), (512, 128, 256), (6, 6, 3), (40, 0, 0)]
+    ("head_dim", "rotary_dim", "pair_offset"),
+    [(128, 128, 64), (256, 64, 32), (512, 128, 256), (6, 6, 3), (40, 0, 0)],
 )
 @pytest.mark.parametrize("num_rows", [1, 5, 64])
 def test_normed_heads_are_turned_as_by_two_launches(

@@ -81,7 +81,8 @@ def test_norms_first_where_asked():
     got = kernels.normed_rope([(q, weight), (k, None)], 256, 1e-6, positions, frequencies, 32)
     for x, by, turned in ((q, weight, got[0]), (k, None, got[1])):
         num_heads, stride = x.shape[1:]
-        normed = kernels.rms_norm(x.ravel(), 0, stride, 2 * num_heads, 256, 1e-6, by).reshape(2, num_heads, 256)
+        normed = kernels.rms_norm(x.ravel(), 0, stride, 2 * num_heads, 256, 1e-6, by)
+        normed = normed.reshape(2, num_heads, 256)
         np.testing.assert_array_equal(turned, kernels.rope(normed, positions, frequencies, 32))
     only_normed = kernels.normed_rope([(k, weight)], 256, 1e-6, positions)
     args = (0, 256, 2, 256, 1e-6, weight)
