@@ -145,10 +145,11 @@ GROUPS = (
     ),
     Group(
         "rows",
-        ("embed_rows", "gate", "gather_taps", "greedy_argmax", "rms_norm", "rope"),
+        ("embed_rows", "gate", "gather_taps", "greedy_argmax", "rms_norm", "rope", "shape_logits"),
         "test_rows.py",
         (
             "test_embedding_rows_are_exact_copies",
+            "test_shaped_logits",
             "test_rms_norm_is_right_and_knows_no_neighbours[17]",
             "test_rms_norm_is_right_and_knows_no_neighbours[513]",
             "test_rms_norm_is_right_and_knows_no_neighbours[5376]",
