@@ -139,7 +139,7 @@ def test_parameters_and_weight_bytes(name: str) -> None:
     fp8 = sum(
         rows * columns if converted else 2 * rows * columns for rows, columns, converted in target.matrices
     )
-    # A matrix's own bookkeeping and its padding to tiles; of W12, what an escape takes; of FP8, a GPU's notes.
+    # A matrix's own bookkeeping and padding to tiles; of W12, what an escape takes; of FP8, a GPU's notes.
     expected = {
         "bf16": (2 * num_weights, 1e-6),
         "w12": (W12_BITS / 8 * num_weights, 3e-3),
