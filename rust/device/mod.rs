@@ -39,6 +39,11 @@ impl Backend {
         }
     }
 
+    /// Whether matrices can be held as FP8; where they cannot, they are decoded as they are loaded.
+    pub fn serves_fp8(self) -> bool {
+        self == Self::Host
+    }
+
     /// A short name for reports: `cpu` or `cuda`.
     pub fn name(self) -> &'static str {
         match self {

@@ -188,6 +188,7 @@ pub fn open(
             let scale = config.input_embedding_scale;
             let config = BlockConfig {
                 input_embedding_scale: scale.or(Some(target.embedding_scale)),
+                logit_shape: config.logit_shape.or(Some(target.logit_shape)),
                 ..config.clone()
             };
             let checkpoint = Checkpoint::open(dir)?;

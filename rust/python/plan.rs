@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::kernels::tree_attention::KV_BLOCK;
+use crate::model::config::AttentionConfig;
 use crate::options::DeviceChoice;
 use crate::plan::deployment::{DeploymentPlan, FormatPlan, Setting};
 use crate::plan::footprint::{ACTIVATION_DTYPE, Footprint};
@@ -73,6 +74,9 @@ fn deployment_dict<'py>(py: Python<'py>, plan: &DeploymentPlan) -> PyResult<Boun
         "tree_nodes",
         sizes(py, &limits.speculation, |t| t.tree_nodes)?,
     )?;
+    let has_window = |attention: &&AttentionConfig| attention.window.is_some();
+    let num_windowed = config.attention_layers().filter(has_window).count();
+    dict.set_item("num_windowed_layers", num_windowed)?;
     dict.set_item("page_tokens", KV_BLOCK)?;
     dict.set_item("kv_page_bytes", footprint.kv_page)?;
     dict.set_item("drafter_page_bytes", footprint.drafter.page)?;
@@ -85,8 +89,15 @@ fn deployment_dict<'py>(py: Python<'py>, plan: &DeploymentPlan) -> PyResult<Boun
     dict.set_item("gdn_slot_bytes", slot_dict(py, footprint)?)?;
     dict.set_item("assumed_escape_rate", ASSUMED_ESCAPE_RATE)?;
     let formats = PyDict::new(py);
-    for (name, format) in [("bf16", &plan.bf16), ("w12", &plan.w12), ("fp8", &plan.fp8)] {
-        formats.set_item(name, format_dict(py, format, plan)?)?;
+    let serves_fp8 = plan.backend.serves_fp8();
+    for (name, format, is_served) in [
+        ("bf16", &plan.bf16, true),
+        ("w12", &plan.w12, true),
+        ("fp8", &plan.fp8, serves_fp8),
+    ] {
+        let format = format_dict(py, format, plan)?;
+        format.set_item("is_served", is_served)?;
+        formats.set_item(name, format)?;
     }
     dict.set_item("formats", formats)?;
     dict.set_item("pool_ratio", plan.pool_ratio())?;

@@ -9,7 +9,7 @@ use super::checkpoint::{Checkpoint, Fp8Matrix, Matrix, Verification};
 use super::linear::Linear;
 use super::planted::PlantedWeights;
 use super::w12::{Encoding, encode};
-use crate::device::{Backend, Buffer, Device};
+use crate::device::{Buffer, Device};
 use crate::error::{CheckpointError, OptionError, Result};
 use crate::kernels::bf16_matmul::PackedBf16;
 use crate::kernels::fp8_matmul::{Activations, PackedFp8};
@@ -250,7 +250,7 @@ impl<'a> WeightLoader<'a> {
         [out_features, in_features]: [usize; 2],
         format: WeightFormat,
     ) -> Result<Linear> {
-        if self.device.backend() == Backend::Cuda {
+        if !self.device.backend().serves_fp8() {
             return Err(OptionError::Value {
                 option: "weight_format",
                 expected: "bf16 or w12 for an FP8 checkpoint on CUDA, which decodes it as it loads"
