@@ -8,6 +8,7 @@
 pub mod available;
 pub mod budget;
 pub mod deployment;
+pub mod examine;
 pub mod footprint;
 pub mod size;
 mod speculation;

@@ -205,7 +205,8 @@ def test_doctor_finds_what_is_wrong(tmp_path: Path):
     (tmp_path / "model-00002-of-00002.safetensors").write_bytes(b"\x08\0\0\0")
     result = specpilot("doctor", tmp_path)
     assert result.returncode == 1
-    assert b"FAIL model-00002-of-00002.safetensors" in result.stdout
+    assert b"FAIL weights: " in result.stdout
+    assert b"model-00002-of-00002.safetensors: not a valid safetensors file" in result.stdout
     assert b"fix: " in result.stdout
     assert b"WARN tokenizer" in result.stdout
     assert specpilot("doctor", tmp_path / "nothing").returncode == 1
@@ -220,21 +221,20 @@ def weights(header: object, num_data_bytes: int = 0) -> bytes:
     ("name", "content", "part"),
     [
         ("config.json", b"[" * 50000, "recursion"),
-        ("config.json", b"[]", "JSON object"),
-        ("config.json", b"\xff", "decode"),
-        ("config.json", b'{"architectures": 5}', "list of names"),
-        ("config.json", rb'{"architectures": ["\ud800"]}', "not supported"),
+        ("config.json", b"[]", "should be an object"),
+        ("config.json", b"\xff", "not valid JSON"),
+        ("config.json", b'{"architectures": 5}', "should be an array"),
+        ("config.json", rb'{"architectures": ["\ud800"]}', "not valid JSON"),
         ("config.json", b'{"architectures": ["MambaForCausalLM"]}', "not supported"),
-        ("model.safetensors", weights([]), "JSON object"),
-        ("model.safetensors", weights(None), "JSON object"),
-        ("model.safetensors", weights({"a": 5}), "data_offsets, got 5"),
-        ("model.safetensors", weights({"a": {"dtype": "BF16", "data_offsets": ["x", 1]}}), "data_offsets"),
-        ("model.safetensors", weights({"a": {"dtype": "BF16", "data_offsets": [0]}}), "data_offsets"),
-        ("model.safetensors", weights({"\ud800": {}}), "data_offsets"),
-        ("model.safetensors", weights(b"[" * 50000), "recursion"),
-        ("model.safetensors", weights({"a": {"dtype": "F8_E4M3", "data_offsets": [0, 1]}}, 1), "F8_E4M3"),
-        ("model.safetensors.index.json", b'{"weight_map": 5}', "weight_map"),
-        ("model.safetensors.index.json", b'{"weight_map": {"a": "../b"}}', "file's name"),
+        ("model.safetensors", weights([]), "not a valid safetensors file"),
+        ("model.safetensors", weights(None), "not a valid safetensors file"),
+        ("model.safetensors", weights({"a": 5}), "not a valid safetensors file"),
+        ("model.safetensors", weights({"a": {"dtype": "BF16", "data_offsets": ["x", 1]}}), "not a valid"),
+        ("model.safetensors", weights({"a": {"dtype": "BF16", "data_offsets": [0]}}), "not a valid"),
+        ("model.safetensors", weights({"\ud800": {}}), "not a valid safetensors file"),
+        ("model.safetensors", weights(b"[" * 50000), "not a valid safetensors file"),
+        ("model.safetensors.index.json", b'{"weight_map": 5}', "expected a map"),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": "../b"}}', "beside the index"),
     ],
     ids=lambda value: ascii(value)[:50],
 )
@@ -253,7 +253,7 @@ def test_doctor_waits_for_no_pipe_and_prefers_the_single_file(tmp_path: Path):
     result = specpilot("doctor", tmp_path)
     assert result.returncode == 1, result.stderr
     assert b"expected a regular file" in result.stdout
-    assert b"F16 in `\\ud800`" in result.stdout
+    assert b"model.safetensors: not a valid safetensors file" in result.stdout
 
 
 def test_doctor_knows_the_architectures_that_loading_does(tmp_path: Path):
@@ -272,19 +272,10 @@ def test_doctor_knows_the_architectures_that_loading_does(tmp_path: Path):
 @pytest.mark.parametrize("drafter", [DFLASH2_DIR, *(DEMO / name for name in ("dflash", "dspark", "eagle3"))])
 def test_doctor_misses_no_tokenizer_in_a_drafter(drafter: Path):
     findings = {finding.what: finding for finding in doctor.examine(drafter)}
-    assert {finding.level for finding in findings.values()} == {doctor.Level.OK}
+    assert {finding.level for finding in findings.values()} == {doctor.Level.OK}, findings
     assert "target's" in findings["tokenizer"].message
     assert "drafter" in findings["config.json"].message
     assert "chat template" not in findings
-
-
-def test_doctor_leaves_out_what_loading_does(tmp_path: Path):
-    """A tensor of a vision tower may have any dtype in a wrapper, and in no other model."""
-    tensor = {"model.visual.a": {"dtype": "F8_E4M3", "data_offsets": [0, 1]}}
-    (tmp_path / "model.safetensors").write_bytes(weights(tensor, 1))
-    for architecture, level in (("Qwen3_5ForConditionalGeneration", "OK"), ("LlamaForCausalLM", "FAIL")):
-        (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}), encoding="utf-8")
-        assert next(f.level.value for f in doctor.examine(tmp_path) if f.what == "weights") == level
 
 
 def hub_cache(root: Path, files: dict[str, bytes]) -> dict[str, str]:
@@ -319,7 +310,7 @@ def test_doctor_takes_hub_ids(tmp_path: Path):
     code, lines = examined("some-org/some-model")
     assert code == 0, lines
     assert "OK   config.json: Qwen3_5ForCausalLM" in lines
-    assert "OK   weights: 2 of 2 file(s) not downloaded yet" in lines
+    assert "OK   weights: not all downloaded yet" in lines
     code, lines = examined("some-org/other-model")
     assert code == 1
     assert "FAIL checkpoint: some-org/other-model: no such local directory, not in the hub's cache" in lines

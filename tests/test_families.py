@@ -139,6 +139,25 @@ def test_gemmas_embedding_scale_reaches_its_drafter(tmp_path: Path) -> None:
     assert drafted[0] == drafted[1] != drafted[2]
 
 
+def test_an_assistant_without_keys_shapes_logits_as_its_target(tmp_path: Path) -> None:
+    """Its head is the target's, and the shape of the logits decides which nodes a tree takes."""
+    family = FAMILIES / "muse_glimmer"
+    text = json.loads((family / "config.json").read_text())["text_config"]
+    keys = ("output_multiplier", "final_logit_softcapping")
+    trees = []
+    for shape in ({}, {key: text[key] for key in keys}, {"output_multiplier": 2.0}):
+        directory = tmp_path / str(len(trees))
+        drafters.muse_assistant(drafters.Maker(family), directory)
+        config = json.loads((directory / "config.json").read_text())
+        (directory / "config.json").write_text(json.dumps({**config, **shape}))
+        speculation = {"model": str(directory), "tree": "ddtree", "tree_nodes": 12}
+        llm = open_family("muse_glimmer", speculative_config=speculation)
+        outputs = llm.generate(prompts("muse_glimmer")[2:], PARAMS, use_tqdm=False, record_rounds=True)
+        rounds = [drafting for output in outputs for drafting in output.rounds]
+        trees.append([(list(tree.draft_token_ids), list(tree.parents)) for tree in rounds])
+    assert trees[0] == trees[1] != trees[2]
+
+
 def test_formats_that_are_not_served_name_themselves(tmp_path: Path) -> None:
     maker = drafters.Maker(FAMILIES / "gemma4_unified")
     drafters.deepspec(maker, tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -60,6 +61,7 @@ PLAN_KEYS = {
     "max_step_rows",
     "tree_nodes",
     "head",
+    "num_windowed_layers",
     "page_tokens",
     "kv_page_bytes",
     "drafter_page_bytes",
@@ -122,7 +124,7 @@ def test_the_parts_add_up():
         assert form["pool_tokens"] == 64 * form["pool_pages"]
         assert form["full_requests"] == form["pool_tokens"] // planned["max_model_len"]
     bf16, w12, fp8 = (planned["formats"][name]["bytes"] for name in FORMATS)
-    # A code a weight, and for every slice of 16 channels and 192 to 320 columns a note of 80 bytes with their scales.
+    # A code a weight, and for every slice of 16 channels and 192 to 320 columns a note of 80 bytes.
     assert fp8["linear_layers"] / bf16["linear_layers"] == pytest.approx(0.5 * (1 + 80 / 16 / 280), abs=1e-3)
     table = 248_320 * 5_120
     # On a GPU a matrix also says where its escapes begin: nowhere, in BF16.
@@ -244,24 +246,65 @@ def test_mistakes_are_explained(given: dict[str, Any], error: type[Exception], s
         plan(QWEN_27B, **given)
 
 
+def smallest_form(planned: dict[str, Any]) -> dict[str, Any]:
+    smallest: dict[str, Any] = min(planned["formats"].values(), key=lambda form: form["fixed_bytes"])
+    return smallest
+
+
 @pytest.mark.parametrize(
-    ("memory", "max_num_seqs", "says"),
+    ("spare_slots", "max_num_seqs", "says"),
     [
-        ("10GB", 8, "GB are missing; a larger memory or a smaller"),
-        ("52GB", 64, "lower max_num_seqs to 2 or less"),
-        ("48G", 64, "max_num_seqs and raise gpu_memory_util"),
+        (None, 8, "GB are missing; a larger memory or a smaller"),
+        (-40, 64, r"lower max_num_seqs to (\d+) or less"),
+        (-63, 64, "max_num_seqs and raise gpu_memory_util"),
     ],
 )
-def test_a_plan_that_does_not_fit_is_still_shown(memory: str, max_num_seqs: int, says: str):
+def test_a_plan_that_does_not_fit_is_still_shown(spare_slots: int | None, max_num_seqs: int, says: str):
+    """A memory that lacks some requests' share of the smallest format; or nearly all of it."""
+    roomy = plan(QWEN_27B, "400GB", max_num_seqs=max_num_seqs)
+    one_less = plan(QWEN_27B, "400GB", max_num_seqs=max_num_seqs - 1)
+    fixed = smallest_form(roomy)["fixed_bytes"]
+    slot = fixed - smallest_form(one_less)["fixed_bytes"]
+    budget = 9e9 if spare_slots is None else fixed + spare_slots * slot
+    # The last case lacks what a share of all the memory would give.
+    memory = f"{int(budget / (0.96 if spare_slots == -63 else 0.9))}B"
     planned = plan(QWEN_27B, memory, max_num_seqs=max_num_seqs)
-    assert says in planned["shortfall"]
+    found = re.search(says, planned["shortfall"])
+    assert found, planned["shortfall"]
+    if found.groups():
+        most = int(found[1])
+        assert max_num_seqs + spare_slots - 2 <= most <= max_num_seqs + spare_slots
+        assert plan(QWEN_27B, memory, max_num_seqs=most)["shortfall"] is None
+        assert plan(QWEN_27B, memory, max_num_seqs=most + 1)["shortfall"] is not None
     requests = ("--max-num-seqs", str(max_num_seqs))
     result = specpilot("plan", QWEN_27B, "--memory", memory, "--device", "cuda", *requests)
     assert result.returncode == 2
     assert result.stdout.decode() == render(planned) + "\n"
     assert "linear layers" in render(planned)
-    assert "Nothing fits" in render(planned)
+    assert "Nothing fits: none of BF16, W12, FP8 leaves room" in render(planned)
     assert result.stderr.decode() == f"error: {planned['shortfall']}\n"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_fp8_counts_as_fitting(device: str):
+    """A memory that holds the FP8 plan and no other."""
+    fixed = {
+        name: form["fixed_bytes"]
+        for name, form in plan(QWEN_27B, "400GB", device, max_num_seqs=1)["formats"].items()
+    }
+    memory = f"{int((fixed['fp8'] + fixed['w12']) / 2 / 0.9)}B"
+    planned = plan(QWEN_27B, memory, device, max_num_seqs=1)
+    forms = planned["formats"]
+    assert forms["fp8"]["pool_pages"] > 0 == forms["w12"]["pool_pages"]
+    assert planned["shortfall"] is None
+    assert "Only FP8 fits; BF16 lacks" in render(planned)
+
+
+def test_layers_with_windows_are_planned_as_they_are_held():
+    planned = plan(GEMMA_12B, max_num_seqs=1)
+    assert planned["num_windowed_layers"] == 40
+    assert "40 layers with a window keep the whole context too." in render(planned)
+    assert "window" not in render(plan(QWEN_27B, max_num_seqs=1))
 
 
 def test_a_directory_without_config(tmp_path: Path):

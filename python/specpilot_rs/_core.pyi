@@ -33,6 +33,8 @@ __all__ = [
     "convert_weights",
     "cuda_compiler_version",
     "cuda_gpus",
+    "examine_config",
+    "examine_weights",
     "inspect_weights",
     "kernels",
     "num_cuda_devices",
@@ -59,6 +61,8 @@ def convert_weights(
     out: str | PathLike[str],
     on_progress: Callable[[str, int, int, int, int], object] | None = None,
 ) -> dict[str, Any]: ...
+def examine_config(model: str | PathLike[str]) -> dict[str, str]: ...
+def examine_weights(model: str | PathLike[str], *, may_be_partial: bool) -> dict[str, int] | None: ...
 def planted_acceptance() -> dict[str, Any]: ...
 def inspect_weights(path: str | PathLike[str]) -> list[dict[str, Any]]: ...
 

@@ -54,7 +54,7 @@ def plan_memory(
 
     Returns:
         Sizes in bytes by purpose and the KV pool that they leave, for each weight format; `shortfall` says
-        what to change if neither fits the memory, and is None otherwise.
+        what to change if none that is served fits the memory, and is None otherwise.
 
     Raises:
         SpecPilotError: A config or an option cannot be used.
@@ -138,13 +138,17 @@ def _head(plan: dict[str, Any]) -> Iterator[str]:
 
 def _notes(plan: dict[str, Any]) -> Iterator[str]:
     bf16, w12 = plan["formats"]["bf16"], plan["formats"]["w12"]
+    formats = {name.upper(): form for name, form in plan["formats"].items()}
+    fitting = [name for name, form in formats.items() if form["pool_pages"]]
     if plan["shortfall"] is not None:
-        yield "Nothing fits: neither format leaves room for a request."
-    elif plan["pool_ratio"] is None:
-        yield f"Without W12 nothing fits: {human_bytes(bf16['missing_bytes'])} missing for one full request."
-    else:
+        yield f"Nothing fits: none of {', '.join(formats)} leaves room for a request."
+    elif plan["pool_ratio"] is not None:
         yield f"The KV pool is {plan['pool_ratio']:.2f} times as large with W12."
-    for name, form in (("BF16", bf16), ("W12", w12)):
+    else:
+        missing = human_bytes(bf16["missing_bytes"])
+        verb = "fits" if len(fitting) == 1 else "fit"
+        yield f"Only {' and '.join(fitting)} {verb}; BF16 lacks {missing} for one full request."
+    for name, form in formats.items():
         if form["missing_bytes"] and form["pool_pages"]:
             yield (
                 f"{name}: one request of {plan['max_model_len']:,} tokens lacks "
@@ -166,4 +170,6 @@ def _notes(plan: dict[str, Any]) -> Iterator[str]:
             f"FP8 stands for a checkpoint with block scales in {fp8['num_fp8_matrices']} matrices, as "
             "publishers make them; this one is not read as FP8 unless it holds such."
         )
+    if plan["num_windowed_layers"]:
+        yield f"{plan['num_windowed_layers']} layers with a window keep the whole context too."
     yield "Not counted: the driver's own memory, a kernel's scratch, and a matrix a thread while loading."

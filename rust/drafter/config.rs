@@ -20,6 +20,7 @@ use crate::kernels::paths::MAX_PATH_ROWS;
 use crate::model::config_file::ConfigFile;
 use crate::options::EngineOptions;
 use crate::weights::Checkpoint;
+use crate::weights::checkpoint::StoredAs;
 
 pub use block::{BlockConfig, BlockMethod, DraftLayerConfig};
 pub use eagle3::Eagle3Config;
@@ -94,9 +95,14 @@ impl DrafterConfig {
         let config = Self::from_root(&file, format, Some(&checkpoint))?;
         let tensors = config.checked_tensors(&file)?;
         checkpoint.check(&tensors)?;
-        for (name, _) in &tensors {
-            checkpoint.skip(name);
-        }
+        // A drafter's matrices are held as its files are, and FP8 is not among the formats it may have.
+        checkpoint.check_dtypes(&tensors, |name, shape| match (name, shape.len()) {
+            (OFFSETS, _) => StoredAs::Integers,
+            (heads::CONFIDENCE_WEIGHT, _) => StoredAs::Values,
+            (_, 2) => StoredAs::Matrix,
+            _ => StoredAs::Values,
+        })?;
+        checkpoint.skip_all(&tensors);
         checkpoint.finish(config.copies())?;
         Ok(config)
     }

@@ -177,7 +177,7 @@ impl DraftHead {
         let lens = HeadLens::of(config, sizes, sizes.num_slots);
         let num_drafted_ids = config.num_drafted_ids(sizes.vocab_size);
         Ok(Self {
-            shape: config.logit_shape,
+            shape: config.logit_shape.unwrap_or(LogitShape::PLAIN),
             num_drafted_ids,
             max_width: sizes.width.min(num_drafted_ids),
             logits: device.try_alloc(lens.logits)?,

@@ -249,6 +249,7 @@ fn load(
             let scale = config.input_embedding_scale;
             let config = BlockConfig {
                 input_embedding_scale: scale.or(Some(target.embedding_scale)),
+                logit_shape: config.logit_shape.or(Some(target.logit_shape)),
                 ..config.clone()
             };
             Box::new(block_drafter::BlockDrafter::load(

@@ -8,12 +8,12 @@ use crate::cache::slots::SequenceCaches;
 use crate::device::{Backend, Device};
 use crate::drafter::planted::Scripts;
 use crate::drafter::{self, PairFiles, config::DrafterConfig};
-use crate::error::{DeviceError, Error, KernelError, OptionError, Result};
+use crate::error::{DeviceError, Error, KernelError, Result};
 use crate::kernels::paths::RowPaths;
 use crate::kernels::placed_rows::PlacedRows;
 use crate::model::config::ModelConfig;
 use crate::model::decoder::Decoder;
-use crate::model::weights::DecoderWeights;
+use crate::model::weights::{DecoderWeights, check_format, no_q_view};
 use crate::options::{DeviceChoice, EngineOptions, KernelSet, WeightFormat};
 use crate::plan::available::available_bytes;
 use crate::plan::budget::Budget;
@@ -97,13 +97,7 @@ impl Planned<'_> {
             KernelSet::Stock => DecoderWeights::load_stock(&device, source, &config),
         })?;
         if with_q_views && weights.num_fp8_matrices() > 0 {
-            return Err(OptionError::Value {
-                option: "q_passes",
-                expected: "0 with FP8 matrices, which have no 8-bit view (weight_format bf16 or w12 gives them one)"
-                    .to_owned(),
-                got: q_passes.to_string(),
-            }
-            .into());
+            return Err(no_q_view(q_passes).into());
         }
         let verification = source.verification();
         // Encoding in memory has shown what the plan could only estimate.
@@ -250,6 +244,9 @@ impl Engine {
             } => (Some(target), drafter),
             Origin::Planted { .. } => (None, None),
         };
+        if let (Some(headers), KernelSet::Lossless) = (headers, limits.kernels) {
+            check_format(headers, &config, format, limits.speculation.q_passes())?;
+        }
         let footprint = Footprint::of(&Holdings {
             config: &config,
             headers,

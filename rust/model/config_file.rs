@@ -28,10 +28,15 @@ impl ConfigFile {
     /// # Errors
     /// [`ConfigError::Io`], [`ConfigError::Json`], or [`ConfigError::Value`] when the file is no object.
     pub fn read(path: &Path) -> Result<Self> {
-        let text = std::fs::read(path).map_err(|source| ConfigError::Io {
+        let io_error = |source| ConfigError::Io {
             file: path.to_owned(),
             source,
-        })?;
+        };
+        // Opening a pipe would wait for a writer that never comes.
+        if path.exists() && !path.is_file() {
+            return Err(io_error(std::io::Error::other("expected a regular file")));
+        }
+        let text = std::fs::read(path).map_err(io_error)?;
         Self::parse(path, &text)
     }
 
@@ -186,13 +191,15 @@ impl<'a> Section<'a> {
             .ok_or_else(|| self.missing(key, "a positive integer"))
     }
 
-    /// The positive number at `key`, if there.
+    /// The positive number at `key`, if there: one that is neither 0 nor infinite as an fp32, which it ends as.
     ///
     /// # Errors
     /// [`ConfigError::Value`] for anything else.
     pub fn optional_positive(&self, key: &str) -> Result<Option<f64>> {
-        self.read(key, "a positive number", |value| {
-            value.as_f64().filter(|x| x.is_finite() && *x > 0.0)
+        self.read(key, "a positive number within fp32's range", |value| {
+            let number = value.as_f64()?;
+            let stored = number as f32;
+            (stored > 0.0 && stored.is_finite()).then_some(number)
         })
     }
 

@@ -5,7 +5,10 @@
 //! layer asks. Every tensor's presence and shape is checked before the first is read, and tensors nobody read are
 //! refused at the end.
 
+mod headers;
 mod stock_weights;
+
+pub use headers::{check_dtypes, check_format, check_headers, no_q_view};
 
 use rayon::prelude::*;
 
@@ -15,7 +18,7 @@ use super::config::{
 use super::stock::StockWeights;
 use super::tensor_role::TensorRole as Role;
 use crate::device::{Buffer, Device};
-use crate::error::{CheckpointError, KernelError, OptionError, Result};
+use crate::error::{CheckpointError, KernelError, Result};
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16, Product};
 use crate::kernels::fp8_matmul::Activations;
@@ -130,16 +133,13 @@ impl DecoderWeights {
         with_q_views: bool,
     ) -> Result<Self> {
         let source = source.into();
-        source.check(&config.weight_names.tensors(config))?;
+        headers::check_source(source, config)?;
         let loader = Loader {
             tensors: WeightLoader { source, device },
             config,
             format,
             with_q_views,
         };
-        if config.tie_word_embeddings {
-            loader.skip_tied_head()?;
-        }
         // Checking a tensor's checksum is one long chain, so threads pay off across tensors.
         let head = || match config.tie_word_embeddings {
             true => Ok(None),
@@ -159,12 +159,7 @@ impl DecoderWeights {
         source.finish(config.weight_names.ignored_prefixes)?;
         let wants_fp8 = matches!(format, WeightFormat::Fp8 | WeightFormat::Fp8W8A8);
         if wants_fp8 && weights.num_fp8_matrices() == 0 {
-            return Err(OptionError::Value {
-                option: "weight_format",
-                expected: "auto, bf16 or w12, as the checkpoint holds no FP8 matrices".to_owned(),
-                got: format!("\"{}\"", format.name()),
-            }
-            .into());
+            return Err(headers::no_fp8(format).into());
         }
         Ok(weights)
     }
@@ -479,27 +474,6 @@ impl Loader<'_> {
             weight.iter_mut().for_each(|w| *w += 1.0);
         }
         Ok(self.tensors.device.constants(&weight)?)
-    }
-
-    /// Some exporters write a tied head a second time. Equal bits are skipped; other bits are a config that lies.
-    fn skip_tied_head(&self) -> Result<()> {
-        let Some(checkpoint) = self.tensors.source.checkpoint() else {
-            return Ok(());
-        };
-        let (head, embed) = (self.name(Role::LmHead, 0), self.name(Role::Embed, 0));
-        let Some(file) = checkpoint.file(&head) else {
-            return Ok(());
-        };
-        if !checkpoint.same_bits(&head, &embed)? {
-            return Err(CheckpointError::TiedTensor {
-                file: file.to_owned(),
-                tensor: head,
-                expected: embed,
-            }
-            .into());
-        }
-        checkpoint.skip(&head);
-        Ok(())
     }
 
     fn name(&self, role: Role, layer: usize) -> String {

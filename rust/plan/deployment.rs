@@ -11,9 +11,10 @@ use super::weight_bytes::num_parameters;
 use crate::device::{Backend, cuda};
 use crate::drafter::config::DrafterConfig;
 use crate::drafter::{PairFiles, pairing};
-use crate::error::{CheckpointError, OptionError, Result};
+use crate::error::{OptionError, Result};
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::model::config::ModelConfig;
+use crate::model::weights::check_dtypes;
 use crate::options::{DeviceChoice, EngineOptions, WeightFormat};
 use crate::weights::Checkpoint;
 
@@ -51,8 +52,8 @@ pub struct DeploymentPlan {
     pub w12: FormatPlan,
     /// Linear layers as FP8, where the checkpoint holds it or a published one would.
     pub fp8: FormatPlan,
-    /// [`OptionError::Memory`] when no format leaves room for a request: of `max_model_len` tokens when that was given,
-    /// of one page when it was left to the model.
+    /// [`OptionError::Memory`] when no format that is served leaves room for a request: of `max_model_len` tokens when
+    /// that was given, of one page when it was left to the model.
     pub shortfall: Option<OptionError>,
 }
 
@@ -94,7 +95,9 @@ impl DeploymentPlan {
             Some(dir) => headers_in(dir)?,
             None => None,
         };
-        refuse_unreadable(setting.model, &config, headers.as_ref())?;
+        if let Some(headers) = &headers {
+            check_dtypes(headers, &config)?;
+        }
         let backend = Backend::of(setting.device);
         let limits = Limits::resolve(options, &config, drafter.as_ref(), backend)?;
         let memory_bytes = match (setting.memory_bytes, setting.device, backend) {
@@ -128,10 +131,12 @@ impl DeploymentPlan {
         let (bf16, w12) = (format(WeightFormat::Bf16), format(WeightFormat::W12));
         let fp8 = format(WeightFormat::Fp8);
         let num_tokens = options.max_model_len.unwrap_or(KV_BLOCK);
-        let shortfall = match budget.missing_bytes(&bf16.footprint, num_tokens) {
-            0 => None,
-            _ => budget.require(&w12.footprint, num_tokens).err(),
-        };
+        let smallest = [&bf16, &w12, &fp8]
+            .into_iter()
+            .map(|format| &format.footprint)
+            .min_by_key(|footprint| footprint.fixed_bytes())
+            .unwrap_or(&w12.footprint);
+        let shortfall = budget.require(smallest, num_tokens).err();
         Ok(Self {
             backend,
             num_parameters: num_parameters(&config),
@@ -150,28 +155,4 @@ impl DeploymentPlan {
     pub fn pool_ratio(&self) -> Option<f64> {
         (self.bf16.num_pages > 0).then(|| self.w12.num_pages as f64 / self.bf16.num_pages as f64)
     }
-}
-
-/// Refuses a model whose weights are in a format that no engine opens, by their headers where they are there.
-fn refuse_unreadable(dir: &Path, config: &ModelConfig, headers: Option<&Checkpoint>) -> Result<()> {
-    let Some(headers) = headers else {
-        return Ok(());
-    };
-    for (name, shape) in config.weight_names.tensors(config) {
-        match (headers.dtype(&name), shape.len()) {
-            (None | Some("BF16" | "W12"), _) => {}
-            (Some(_), 2) if headers.is_fp8(&name) => {}
-            (Some("F32"), num_dims) if num_dims != 2 => {}
-            (Some(dtype), _) => {
-                return Err(CheckpointError::Dtype {
-                    file: headers.file(&name).unwrap_or(dir).to_owned(),
-                    tensor: name,
-                    expected: "BF16, W12 or F8_E4M3",
-                    got: dtype.to_owned(),
-                }
-                .into());
-            }
-        }
-    }
-    Ok(())
 }

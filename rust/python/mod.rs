@@ -3,6 +3,7 @@
 mod cuda;
 mod engine;
 mod errors;
+mod examine;
 mod kernels;
 mod outputs;
 mod plan;
@@ -34,6 +35,8 @@ mod core_module {
         CheckpointError, ConfigError, DeviceError, DrafterError, InternalError, KernelError,
         OptionError, RequestError, SpecPilotError,
     };
+    #[pymodule_export]
+    use super::examine::{examine_config, examine_weights};
     #[pymodule_export]
     use super::kernels::kernels_module;
     #[pymodule_export]

@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::kernels::tree_attention::KV_BLOCK;
+use crate::model::config::AttentionConfig;
 use crate::options::DeviceChoice;
 use crate::plan::deployment::{DeploymentPlan, FormatPlan, Setting};
 use crate::plan::footprint::{ACTIVATION_DTYPE, Footprint};
@@ -73,6 +74,9 @@ fn deployment_dict<'py>(py: Python<'py>, plan: &DeploymentPlan) -> PyResult<Boun
         "tree_nodes",
         sizes(py, &limits.speculation, |t| t.tree_nodes)?,
     )?;
+    let has_window = |attention: &&AttentionConfig| attention.window.is_some();
+    let num_windowed = config.attention_layers().filter(has_window).count();
+    dict.set_item("num_windowed_layers", num_windowed)?;
     dict.set_item("page_tokens", KV_BLOCK)?;
     dict.set_item("kv_page_bytes", footprint.kv_page)?;
     dict.set_item("drafter_page_bytes", footprint.drafter.page)?;

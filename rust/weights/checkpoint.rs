@@ -23,9 +23,11 @@ use super::w12_file::{from_metadata, matrix_of_part};
 use crate::error::CheckpointError;
 
 mod fp8;
+mod headers;
 mod matrices;
 
 pub use fp8::Fp8Matrix;
+pub use headers::StoredAs;
 pub use matrices::{Matrix, Verification};
 pub(super) use matrices::{decodes_to, to_weights};
 

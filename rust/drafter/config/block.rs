@@ -52,8 +52,9 @@ pub struct BlockConfig {
     pub num_target_layers: Option<usize>,
     /// Factor on the embeddings of the block's rows; the target's own where the file does not say.
     pub input_embedding_scale: Option<f32>,
-    /// What happens to the head's logits before probabilities are read off them.
-    pub logit_shape: LogitShape,
+    /// What happens to the head's logits before probabilities are read off them; the target's own where the file's
+    /// format does not say.
+    pub logit_shape: Option<LogitShape>,
 }
 
 /// One layer of a drafter.
@@ -128,7 +129,10 @@ impl BlockConfig {
                 .at("input_embedding_scale")?
                 .optional_positive("input_embedding_scale")?
                 .map(|scale| scale as f32),
-            logit_shape,
+            // The assistant has no keys for it, and its target's head.
+            logit_shape: (keys.format.packaging != Packaging::MuseAssistant
+                || logit_shape != LogitShape::PLAIN)
+                .then_some(logit_shape),
         })
     }
 

@@ -5,6 +5,9 @@ use serde_json::json;
 use super::keys::Keys;
 use crate::error::ConfigError;
 
+/// A dot product per row, which the host computes.
+pub(super) const CONFIDENCE_WEIGHT: &str = "confidence_head.proj.weight";
+
 /// Sizes of DFlash2's in-block convolution and candidate selector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SelectorConfig {
@@ -195,7 +198,7 @@ impl DSparkConfig {
                 _ => 0,
             };
             tensors.extend([
-                ("confidence_head.proj.weight", vec![1, hidden + code]),
+                (CONFIDENCE_WEIGHT, vec![1, hidden + code]),
                 ("confidence_head.proj.bias", vec![1]),
             ]);
         }

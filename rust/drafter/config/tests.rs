@@ -7,6 +7,7 @@ use super::keys::Keys;
 use super::*;
 use crate::drafter::tests::{demo, dflash_copy, dflash2_copy};
 use crate::error::{CheckpointError, ConfigError, DrafterError};
+use crate::kernels::draft_select::LogitShape;
 use crate::model::config::RopeScaling;
 use crate::weights::raw_safetensors::{RawTensor, copy, edit_json, edit_tensors};
 
@@ -168,8 +169,11 @@ fn a_published_config_gives_the_published_tensors() {
         window: Some(2048),
     };
     assert_eq!(config.layers, [sliding; 5]);
-    assert_eq!(config.logit_shape.softcap, Some(20.0));
-    assert_eq!(config.logit_shape.multiplier, 0.196_116_13);
+    let logit_shape = LogitShape {
+        multiplier: 0.196_116_13,
+        softcap: Some(20.0),
+    };
+    assert_eq!(config.logit_shape, Some(logit_shape));
 }
 
 #[test]
@@ -189,7 +193,7 @@ fn older_files_keep_keys_at_the_top() {
         (read.body.rope.theta, &read.body.rope.scaling),
         (1e6, &RopeScaling::None)
     );
-    assert_eq!(read.logit_shape.softcap, Some(30.0));
+    assert_eq!(read.logit_shape.unwrap().softcap, Some(30.0));
 }
 
 #[test]

@@ -19,6 +19,14 @@ pub(super) fn traits(text: &Section<'_>) -> Result<Traits> {
     let types = layer_types(text, [SLIDING, FULL])?
         .ok_or_else(|| text.missing("layer_types", "an array with one name per layer"))?;
     let overrides = text.optional_section("per_layer_config")?;
+    if let Some(overrides) = &overrides
+        && let Some(key) = overrides
+            .keys()
+            .find(|key| !(0..types.len()).any(|i| i.to_string() == *key))
+    {
+        let expected = format!("left out; layers are 0 to {}", types.len() - 1);
+        return Err(overrides.invalid(key, expected));
+    }
     let layers = types.iter().enumerate().map(|(i, name)| {
         let overrides = match &overrides {
             Some(layers) => layers.optional_section(&i.to_string())?,
@@ -102,24 +110,28 @@ fn layer(
         None => Ok(None),
     };
     let shares_keys = is_full && text.optional_flag("attention_k_eq_v")?.unwrap_or(false);
-    let head_dim = match (own("head_dim")?, is_full) {
-        (Some(size), _) => size,
-        (None, true) => text.size("global_head_dim")?,
-        (None, false) => text.size("head_dim")?,
+    // Errors name the key that a size was read from.
+    let (head_dim, section, key) = match (own("head_dim")?, overrides, is_full) {
+        (Some(size), Some(overrides), _) => (size, overrides, "head_dim"),
+        (_, _, true) => (text.size("global_head_dim")?, text, "global_head_dim"),
+        (_, _, false) => (text.size("head_dim")?, text, "head_dim"),
     };
+    if !head_dim.is_multiple_of(2) {
+        return Err(section.invalid(key, "an even number of channels"));
+    }
     let attention = attention(text, head_dim)?;
     let num_global = match shares_keys {
         true => text.optional_size("num_global_key_value_heads")?,
         false => None,
     };
-    let num_kv_heads = own("num_key_value_heads")?.or(num_global);
-    let num_kv_heads = num_kv_heads.unwrap_or(attention.num_kv_heads);
+    let (num_kv_heads, section, key) = match (own("num_key_value_heads")?, overrides, num_global) {
+        (Some(heads), Some(overrides), _) => (heads, overrides, "num_key_value_heads"),
+        (_, _, Some(heads)) => (heads, text, "num_global_key_value_heads"),
+        (_, _, None) => (attention.num_kv_heads, text, "num_key_value_heads"),
+    };
     if !attention.num_heads.is_multiple_of(num_kv_heads) {
         let expected = format!("a divisor of num_attention_heads {}", attention.num_heads);
-        return Err(match overrides {
-            Some(overrides) => overrides.invalid("num_key_value_heads", expected),
-            None => text.invalid("num_global_key_value_heads", expected),
-        });
+        return Err(section.invalid(key, expected));
     }
     Ok(AttentionConfig {
         num_kv_heads,

@@ -63,7 +63,11 @@ fn layer_thetas(text: &Section<'_>, num_layers: usize) -> Result<Vec<f64>> {
     let values = text
         .optional_array(key)?
         .ok_or_else(|| text.missing(key, "an array with one rotary base per layer"))?;
-    let theta = |value: &Value| value.as_f64().filter(|x| x.is_finite() && *x >= 0.0);
+    let theta = |value: &Value| {
+        let theta = value.as_f64()?;
+        let is_number = (theta as f32).is_finite() && theta >= 0.0;
+        (is_number && (theta == 0.0 || theta as f32 > 0.0)).then_some(theta)
+    };
     let thetas: Option<Vec<f64>> = values.iter().map(theta).collect();
     thetas
         .filter(|thetas| thetas.len() == num_layers)

@@ -22,7 +22,7 @@ impl DecoderWeights {
         config: &ModelConfig,
     ) -> Result<Self> {
         let source = source.into();
-        source.check(&config.weight_names.tensors(config))?;
+        super::headers::check_source(source, config)?;
         let loader = Loader {
             tensors: WeightLoader { source, device },
             config,
@@ -30,10 +30,7 @@ impl DecoderWeights {
             with_q_views: false,
         };
         let head = match config.tie_word_embeddings {
-            true => {
-                loader.skip_tied_head()?;
-                Role::Embed
-            }
+            true => Role::Embed,
             false => Role::LmHead,
         };
         let head = loader.stock_matrix(&[head], 0)?;

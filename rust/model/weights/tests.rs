@@ -129,6 +129,17 @@ fn every_tensor_of_every_fixture_lands_where_it_belongs() {
                         matrix(gate_proj, "self_attn.gate_proj.weight");
                     }
                     matrix(&w.o_proj, "self_attn.o_proj.weight");
+                    // What a layer has follows from the config; what the file has must be the same.
+                    for (is_read, suffix) in [
+                        (w.v_proj.is_some(), "self_attn.v_proj.weight"),
+                        (w.output_gate_proj.is_some(), "self_attn.gate_proj.weight"),
+                        (w.q_norm.is_some(), "self_attn.q_norm.weight"),
+                        (w.k_norm.is_some(), "self_attn.k_norm.weight"),
+                    ] {
+                        let own = format!(".{}", name(suffix));
+                        let is_stored = tensors.iter().any(|t| t.name.ends_with(&own));
+                        assert_eq!(is_read, is_stored, "{case}: {own}");
+                    }
                     if let (Some(q), Some(k)) = (&w.q_norm, &w.k_norm) {
                         norm(q, "self_attn.q_norm.weight");
                         norm(k, "self_attn.k_norm.weight");

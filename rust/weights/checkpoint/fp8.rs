@@ -30,6 +30,14 @@ pub struct Fp8Matrix {
     pub in_features: usize,
 }
 
+/// The scales of an FP8 matrix before they are read.
+pub(super) struct Fp8Scale<'a> {
+    name: String,
+    shape: &'a [usize],
+    /// Rows and columns that share one.
+    block: [usize; 2],
+}
+
 impl Fp8Matrix {
     /// The BF16 weights that it stands for.
     pub fn dequantise(&self) -> Vec<bf16> {
@@ -63,28 +71,17 @@ impl Checkpoint {
         entry: &Entry,
         shape: [usize; 2],
     ) -> Result<Fp8Matrix> {
-        let (scale_name, scale) = self.scale_of(name)?;
-        let stored = &scale.tensor.shape;
-        let Some([block_rows, block_columns]) = blocks(stored, shape) else {
-            let [rows, columns] = shape;
-            let grid = [rows.div_ceil(BLOCK), columns.div_ceil(BLOCK)];
-            return Err(self.fp8_error(
-                entry,
-                name,
-                format!("a scale `{scale_name}` of shape [], [1], [{rows}, 1] or {grid:?}"),
-                format!("{stored:?}"),
-            ));
-        };
+        let Fp8Scale {
+            name: scale_name,
+            shape: stored,
+            block: [block_rows, block_columns],
+        } = self.fp8_scale(name, entry, shape)?;
         let values = self.tensor_f32(&scale_name, stored)?;
         if let Some(value) = values.iter().find(|value| !value.is_finite()) {
             let expected = format!("finite scales in `{scale_name}`");
             return Err(self.fp8_error(entry, name, expected, value.to_string()));
         }
-        if let Some(stem) = name.strip_suffix("weight") {
-            for suffix in ACTIVATION_SUFFIXES {
-                self.skip(&format!("{stem}{suffix}"));
-            }
-        }
+        self.skip_scales(name);
         Ok(Fp8Matrix {
             codes: self.bytes(name, entry)?.to_vec(),
             scales: Fp8Scales {
@@ -94,6 +91,51 @@ impl Checkpoint {
             },
             in_features: shape[1],
         })
+    }
+
+    /// Which scales tensor `name` of `shape` has, which is FP8, by the headers.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Fp8Scale`] when there is no scale, or none that fits, [`CheckpointError::Dtype`] when it is of
+    /// another dtype.
+    pub(super) fn fp8_scale(
+        &self,
+        name: &str,
+        entry: &Entry,
+        shape: [usize; 2],
+    ) -> Result<Fp8Scale<'_>> {
+        let (scale_name, scale) = self.scale_of(name)?;
+        let stored = &scale.tensor.shape;
+        let Some(block) = blocks(stored, shape) else {
+            let [rows, columns] = shape;
+            let grid = [rows.div_ceil(BLOCK), columns.div_ceil(BLOCK)];
+            return Err(self.fp8_error(
+                entry,
+                name,
+                format!("a scale `{scale_name}` of shape [], [1], [{rows}, 1] or {grid:?}"),
+                format!("{stored:?}"),
+            ));
+        };
+        if !["BF16", "F32"].contains(&&scale.tensor.dtype[..]) {
+            return Err(self.wrong_dtype(&scale_name, scale, "BF16 or F32"));
+        }
+        Ok(Fp8Scale {
+            name: scale_name,
+            shape: stored,
+            block,
+        })
+    }
+
+    /// Counts what lies beside FP8 tensor `name` as used: its scale, and those of activations.
+    pub(super) fn skip_scales(&self, name: &str) {
+        for suffix in SCALE_SUFFIXES {
+            self.skip(&format!("{name}{suffix}"));
+        }
+        if let Some(stem) = name.strip_suffix("weight") {
+            for suffix in ACTIVATION_SUFFIXES {
+                self.skip(&format!("{stem}{suffix}"));
+            }
+        }
     }
 
     /// The sidecar of tensor `name`.
