@@ -239,3 +239,16 @@ def test_scales_that_do_not_fit_are_refused(copy: Path, change: Any, message: st
 def test_fp8_of_a_checkpoint_without_is_refused() -> None:
     with pytest.raises(OptionError, match="auto, bf16 or w12, as the checkpoint holds no FP8"):
         open_model(FIXTURES / "families" / "qwen3_5_text", weight_format="fp8")
+
+
+@pytest.mark.parametrize("weight_format", ["auto", "w12", "bf16"])
+def test_codes_that_are_no_numbers_are_named(weight_format: str, copy: Path) -> None:
+    def damage(tensors: Tensors) -> None:
+        dtype, shape, data = tensors[FIRST]
+        tensors[FIRST] = (dtype, shape, data[:777] + b"\xff" + data[778:])
+
+    edit(copy, damage)
+    with pytest.raises(
+        CheckpointError, match=rf"`{FIRST}` should hold finite numbers, got NaN at index 777$"
+    ):
+        open_model(copy, weight_format=weight_format)

@@ -14,7 +14,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::safetensors::MmapedSafetensors;
 use half::bf16;
-use half::slice::HalfFloatSliceExt;
 
 use super::edit_distance::nearest;
 use super::w12::W12Matrix;
@@ -22,6 +21,7 @@ use super::w12_file::stored::{HeaderEntry, StoredTensor, W12_DTYPE, tensors_of_s
 use super::w12_file::{from_metadata, matrix_of_part};
 use crate::error::CheckpointError;
 
+mod finite;
 mod fp8;
 mod headers;
 mod matrices;
@@ -310,43 +310,6 @@ impl Checkpoint {
         };
         self.mark_used(entry);
         Ok(values)
-    }
-
-    /// Refuses values of tensor `name` that are no numbers.
-    ///
-    /// # Errors
-    /// [`CheckpointError::NotFinite`] with the first of them.
-    pub(super) fn check_finite(&self, name: &str, values: &[f32]) -> Result<()> {
-        match values.iter().position(|value| !value.is_finite()) {
-            Some(index) => Err(self.not_finite(name, index, values[index])),
-            None => Ok(()),
-        }
-    }
-
-    /// Refuses weights of matrix `name` that are no numbers.
-    ///
-    /// # Errors
-    /// [`CheckpointError::NotFinite`] with the first of them.
-    pub(super) fn check_finite_bf16(&self, name: &str, weights: &[bf16]) -> Result<()> {
-        const EXPONENT: u16 = 0x7F80;
-        let bits: &[u16] = weights.reinterpret_cast();
-        // A fold of each piece is done many at a time, as a search that may end anywhere is not.
-        let largest = |piece: &[u16]| piece.iter().fold(0, |most, w| (w & EXPONENT).max(most));
-        if !bits.chunks(4096).any(|piece| largest(piece) == EXPONENT) {
-            return Ok(());
-        }
-        let index = bits.iter().position(|w| w & EXPONENT == EXPONENT);
-        let index = index.expect("a piece holds one");
-        Err(self.not_finite(name, index, weights[index].to_f32()))
-    }
-
-    fn not_finite(&self, name: &str, index: usize, got: f32) -> CheckpointError {
-        CheckpointError::NotFinite {
-            file: self.shards[self.tensors[name].shard].file.clone(),
-            tensor: name.to_owned(),
-            index,
-            got,
-        }
     }
 
     /// Counts tensor `name`, if there, as used without reading it: its values can be had elsewhere.

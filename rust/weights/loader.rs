@@ -76,15 +76,15 @@ impl<'a> WeightSource<'a> {
     /// As for [`Checkpoint::tensor_f32`]; [`CheckpointError::NotFinite`].
     pub fn tensor_f32(self, name: &str, shape: &[usize]) -> Result<Vec<f32>, CheckpointError> {
         match self {
-            Self::Checkpoint(checkpoint) => {
-                let values = checkpoint.tensor_f32(name, shape)?;
-                checkpoint.check_finite(name, &values)?;
-                Ok(values)
-            }
+            Self::Checkpoint(checkpoint) => checkpoint.finite_f32(name, shape),
             Self::Planted(weights) => Ok(weights.values(name, shape.iter().product())),
         }
     }
 }
+
+/// A way to read a matrix.
+type ReadMatrix =
+    fn(&Checkpoint, &str, [usize; 2], WeightFormat) -> std::result::Result<Matrix, CheckpointError>;
 
 /// Reads tensors from one source for one device.
 #[derive(Clone, Copy)]
@@ -116,11 +116,8 @@ impl<'a> WeightLoader<'a> {
                 return weights.linear(self.device, name, shape, format, false);
             }
         };
-        Ok(match checkpoint.matrix(name, shape, format)? {
-            Matrix::Bf16(weights) => {
-                checkpoint.check_finite_bf16(name, &weights)?;
-                Linear::Bf16(self.pack(&weights, shape)?)
-            }
+        Ok(match checkpoint.finite_matrix(name, shape, format)? {
+            Matrix::Bf16(weights) => Linear::Bf16(self.pack(&weights, shape)?),
             Matrix::W12(weights) => Linear::W12(weights.pack_on(self.device)?),
             Matrix::Fp8(weights) => self.fp8(&weights, shape, format)?,
         })
@@ -143,12 +140,11 @@ impl<'a> WeightLoader<'a> {
                 return weights.linear(self.device, name, shape, format, true);
             }
         };
-        let weights = match checkpoint.matrix(name, shape, format)? {
+        let weights = match checkpoint.finite_matrix(name, shape, format)? {
             Matrix::W12(weights) => return Ok(Linear::W12(weights.pack_on(self.device)?)),
             Matrix::Fp8(weights) => return self.fp8(&weights, shape, format),
             Matrix::Bf16(weights) => weights,
         };
-        checkpoint.check_finite_bf16(name, &weights)?;
         let exact = self.pack(&weights, shape)?;
         Ok(match encode(&weights, shape[0], shape[1]) {
             Encoding::W12(encoded) => Linear::Bf16WithQView {
@@ -165,7 +161,10 @@ impl<'a> WeightLoader<'a> {
     /// As for [`Self::linear`], but any bits will do.
     pub fn token_rows_bf16(&self, name: &str, shape: [usize; 2]) -> Result<PackedBf16> {
         match self.source {
-            WeightSource::Checkpoint(_) => self.pack(&self.rows_bf16(name, shape)?, shape),
+            WeightSource::Checkpoint(_) => {
+                let rows = self.rows_bf16(name, shape, Checkpoint::matrix)?;
+                self.pack(&rows, shape)
+            }
             WeightSource::Planted(weights) => weights.matrix_bf16(self.device, name, shape),
         }
     }
@@ -181,7 +180,8 @@ impl<'a> WeightLoader<'a> {
         widths: [usize; N],
     ) -> Result<[PackedBf16; N]> {
         let in_features = widths.iter().sum();
-        let weights = self.finite_rows(name, [out_features, in_features])?;
+        let shape = [out_features, in_features];
+        let weights = self.rows_bf16(name, shape, Checkpoint::finite_matrix)?;
         let mut first = 0;
         let mut parts = Vec::with_capacity(N);
         for width in widths {
@@ -230,7 +230,11 @@ impl<'a> WeightLoader<'a> {
                     weights.rows_into(self.device, name, shape, &mut rows, first)?;
                 }
                 WeightSource::Checkpoint(_) => {
-                    let part = self.device.buffer_of(&self.finite_rows(name, shape)?)?;
+                    let part = self.device.buffer_of(&self.rows_bf16(
+                        name,
+                        shape,
+                        Checkpoint::finite_matrix,
+                    )?)?;
                     rows.copy_range(first, &part, 0..part.len())?;
                 }
             }
@@ -239,21 +243,13 @@ impl<'a> WeightLoader<'a> {
         Ok(rows)
     }
 
-    fn finite_rows(&self, name: &str, shape: [usize; 2]) -> Result<Vec<bf16>> {
-        let weights = self.rows_bf16(name, shape)?;
-        if let WeightSource::Checkpoint(checkpoint) = self.source {
-            checkpoint.check_finite_bf16(name, &weights)?;
-        }
-        Ok(weights)
-    }
-
-    /// Reads matrix `name` as BF16, row-major, on the host, whatever its bits.
-    fn rows_bf16(&self, name: &str, shape: [usize; 2]) -> Result<Vec<bf16>> {
+    /// Reads matrix `name` as BF16, row-major, on the host; by `read`, which says what its bits may be.
+    fn rows_bf16(&self, name: &str, shape: [usize; 2], read: ReadMatrix) -> Result<Vec<bf16>> {
         let checkpoint = match self.source {
             WeightSource::Checkpoint(checkpoint) => checkpoint,
             WeightSource::Planted(weights) => return weights.rows(self.device, name, shape),
         };
-        match checkpoint.matrix(name, shape, WeightFormat::Bf16)? {
+        match read(checkpoint, name, shape, WeightFormat::Bf16)? {
             Matrix::Bf16(weights) => Ok(weights),
             Matrix::W12(_) | Matrix::Fp8(_) => unreachable!("BF16 was asked for"),
         }
