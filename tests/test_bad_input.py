@@ -201,9 +201,9 @@ def test_a_drafter_of_another_target(fixtures_dir: Path):
 def test_a_drafter_that_is_not_served(fixtures_dir: Path, tmp_path: Path):
     drafter = copy_of(fixtures_dir / "demo" / "dspark", tmp_path)
     config = json.loads((drafter / "config.json").read_text())
-    config["architectures"] = ["Gemma4DSparkModel"]
+    config["architectures"] = ["MedusaModel"]
     (drafter / "config.json").write_text(json.dumps(config))
-    with pytest.raises(SpecPilotError, match=r"Gemma4DSparkModel.*is not supported; supported: DFlash"):
+    with pytest.raises(SpecPilotError, match=r"MedusaModel.*is not supported; supported: DFlash"):
         LLM.demo(speculative_config={"model": str(drafter)})
 
 

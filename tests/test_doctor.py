@@ -83,7 +83,7 @@ BROKEN_TARGETS: list[tuple[str, str, Change]] = [
         lambda c: c.update(quantization_config={"quant_method": "awq"}),
     ),
     ("llama_rope_scaling", "attention_bias", lambda c: c.update(attention_bias=True)),
-    ("llama_rope_scaling", "num_key_value_heads", lambda c: c.update(num_key_value_heads=3)),
+    ("llama_rope_scaling", "num_key_value_heads", lambda c: c.update(num_key_value_heads=5)),
     ("llama_rope_scaling", "hidden_size", lambda c: c.update(hidden_size="many")),
     ("gemma4_unified", "per_layer_config.6", lambda c: c["text_config"].update(per_layer_config={"6": {}})),
     (

@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn the_first_is_found_in_whichever_piece_it_lies() {
         // The largest finite numbers of either sign.
-        let mut bits = vec![0x7F7F, 0xFF7F].repeat(PIECE_LEN + 3);
+        let mut bits = [0x7F7F, 0xFF7F].repeat(PIECE_LEN + 3);
         assert_eq!(position_of_most(&bits, EXPONENT), None);
         bits[PIECE_LEN + 9] = 0x7FC0;
         for (index, value) in [(PIECE_LEN + 9, 0x7F80), (PIECE_LEN, 0xFF80), (0, 0x7F81)] {
