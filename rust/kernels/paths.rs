@@ -280,10 +280,9 @@ impl RowPaths {
         Ok(())
     }
 
-    /// Appends rows that a GPU computes and nobody reads, up to the next [`row_bucket`] and no further than the
-    /// capacity; returns how many. Each follows the committed tokens of the last segment directly, as if its request had
-    /// another root; [`Segment::rows`] leaves them out. Kernels that go by segment compute as many of them as leave the
-    /// segment [`MAX_PATH_ROWS`], and nothing for the others. Pushes are over.
+    /// Appends rows that a GPU computes and nobody reads, up to the next [`row_bucket`], no further than the capacity, and
+    /// no more than leave the last segment [`MAX_PATH_ROWS`]; returns how many. Each follows the committed tokens of that
+    /// segment directly, as if its request had another root; [`Segment::rows`] leaves them out. Pushes are over.
     pub fn pad(&mut self, device: &Device) -> usize {
         match device {
             Device::Host(_) => 0,
@@ -297,19 +296,21 @@ impl RowPaths {
     }
 
     fn pad_to(&mut self, num_rows: usize) -> usize {
-        let num_padding = num_rows.saturating_sub(self.num_rows());
         // A segment's number counts those before it.
         let Some(last) = self.segments.pop() else {
             return 0;
         };
+        // Kernels take a segment's rows for those that say that they are its own: there may be no others.
+        let room = MAX_PATH_ROWS.saturating_sub(last.rows.len());
+        let num_padding = num_rows.saturating_sub(self.num_rows()).min(room);
         for _ in 0..num_padding {
             let (start, row) = (self.path_rows.len(), self.num_rows());
             self.push_row(start, row as u32, last.committed_len);
         }
-        self.num_padding = num_padding.min(MAX_PATH_ROWS.saturating_sub(last.rows.len()));
+        self.num_padding = num_padding;
         self.segments.push(last);
         let in_segment = self.segment_facts.len() - SEGMENT_FACTS + NUM_ROWS_FACT;
-        self.segment_facts.values_mut()[in_segment] += self.num_padding as u32;
+        self.segment_facts.values_mut()[in_segment] += num_padding as u32;
         num_padding
     }
 

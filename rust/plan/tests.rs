@@ -314,17 +314,17 @@ fn what_is_missing_is_said_with_what_to_change() {
         max_model_len: Some(40_000),
         ..options(40)
     };
-    let message = error(&many, 80_000_000_000);
+    let message = error(&many, 68_000_000_000);
     let fitting = value(&message, "lower max_num_seqs to ");
     let fewer = |max_num_seqs: f64| EngineOptions {
         max_num_seqs: max_num_seqs as usize,
         ..many.clone()
     };
-    assert!(plan(&fewer(fitting), 80_000_000_000).is_ok());
-    assert!(plan(&fewer(fitting + 1.0), 80_000_000_000).is_err());
+    assert!(plan(&fewer(fitting), 68_000_000_000).is_ok());
+    assert!(plan(&fewer(fitting + 1.0), 68_000_000_000).is_err());
 
     let shy = EngineOptions {
-        gpu_memory_utilization: 0.5,
+        gpu_memory_utilization: 0.4,
         ..options(1)
     };
     let message = error(&shy, 80_000_000_000);
@@ -336,7 +336,7 @@ fn what_is_missing_is_said_with_what_to_change() {
     assert!(plan(&bolder(share), 80_000_000_000).is_ok());
     assert!(plan(&bolder(share - 0.001), 80_000_000_000).is_err());
 
-    let message = error(&options(64), 48_000_000_000);
+    let message = error(&options(64), 36_000_000_000);
     assert!(
         message.contains("lower max_model_len and max_num_seqs and raise"),
         "{message}"

@@ -84,11 +84,15 @@ fn padding_follows_the_last_root_and_belongs_to_nobody() {
     assert_eq!((paths.pad_to(1), paths.longest_segment()), (0, 1));
     let chain: Vec<_> = (0..62).map(|i: usize| i.checked_sub(1)).collect();
     paths.push_segment(1, 0, &[], &chain).unwrap();
-    assert_eq!((paths.pad_to(72), paths.longest_segment()), (9, 64));
-    assert_eq!(
-        paths.segment_facts.values()[8 + NUM_ROWS_FACT..12][..1],
-        [64]
-    );
+    // Rows that name a segment lie within it: a kernel that counts a segment's rows from one of them never ends else.
+    assert_eq!((paths.pad_to(72), paths.longest_segment()), (2, 64));
+    assert_eq!(paths.num_rows(), 65);
+    for row in 0..paths.num_rows() {
+        let segment = paths.row_facts.values()[2 * row + 1] as usize;
+        let facts = &paths.segment_facts.values()[SEGMENT_FACTS * segment..][..SEGMENT_FACTS];
+        let first = paths.segments()[segment].rows.start;
+        assert!((first..first + facts[NUM_ROWS_FACT] as usize).contains(&row));
+    }
 }
 
 #[test]
