@@ -125,6 +125,16 @@ def test_batch_mates_and_arrival_order_change_nothing(
     check_arrivals(llm, prompts, arrivals, arrivals[3].index, plain, order)
 
 
+def test_a_whole_chunk_behind_other_rows_ends() -> None:
+    """Passes of 65 to 127 rows whose last segment has all the rows that one may have: nothing is left for padding."""
+    rng = np.random.default_rng(5)
+    prompts = [{"prompt_token_ids": rng.integers(16, 200, n).tolist()} for n in (100, 65, 230)]
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    alone = demo(None, max_num_seqs=1).generate(prompts, params, use_tqdm=False)
+    together = demo(None, max_num_seqs=3).generate(prompts, params, use_tqdm=False)
+    assert [o.outputs[0].token_ids for o in together] == [o.outputs[0].token_ids for o in alone]
+
+
 def test_prompts_and_decoding_agree(prompts: list[str], plain: list[Any]) -> None:
     """A prompt that holds another request's text gives the bits that decoding gave; so do converted files."""
     llm = demo(None)
