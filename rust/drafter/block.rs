@@ -1,6 +1,6 @@
 //! The forward of a drafter's block: anchor and masks in, hidden states of the drafted positions out.
 //!
-//! A Qwen3-style decoder over a block of rows per request, whose attention also reads the request's context. A block
+//! A decoder over a block of rows per request, whose attention also reads the request's context. A block
 //! has as many rows as the draft needs, more or fewer than in training; rows see each other, so another number of them
 //! is another draft. Rows of several requests are packed position-major (`row = i * num_blocks + b`), which keeps the
 //! rows that predict together. DFlash2 wraps both sublayers in a convolution over the block.
