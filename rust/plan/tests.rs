@@ -64,6 +64,22 @@ fn setting<'a>(model: &'a Path, memory_bytes: u64) -> Setting<'a> {
     }
 }
 
+#[test]
+fn a_prompts_rows_of_a_pass_follow_from_the_option_or_the_device() {
+    let config = config_of("qwen3.8-27b");
+    for (asked, on_host, on_cuda) in [(None, 256, 64), (Some(96), 96, 96)] {
+        let options = EngineOptions {
+            max_num_batched_tokens: asked,
+            ..options(2)
+        };
+        for (backend, rows) in [(Backend::Host, on_host), (Backend::Cuda, on_cuda)] {
+            let limits = Limits::resolve(&options, &config, None, backend).unwrap();
+            assert_eq!(limits.max_chunk_rows, rows, "{asked:?} {backend:?}");
+            assert_eq!(limits.max_step_rows, asked.unwrap_or(256));
+        }
+    }
+}
+
 /// The plan, or why nothing fits.
 fn fitting(options: &EngineOptions, setting: Setting<'_>) -> Result<DeploymentPlan> {
     let mut plan = DeploymentPlan::new(options, setting)?;
