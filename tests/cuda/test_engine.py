@@ -126,7 +126,7 @@ def test_batch_mates_and_arrival_order_change_nothing(
 
 
 def test_a_whole_chunk_behind_other_rows_ends() -> None:
-    """Passes of 65 to 127 rows whose last segment has all the rows that it may have: none is left for padding."""
+    """Passes of 65 to 127 rows whose last segment has all its rows already: none is left for padding."""
     rng = np.random.default_rng(5)
     prompts = [{"prompt_token_ids": rng.integers(16, 200, n).tolist()} for n in (100, 65, 230)]
     params = SamplingParams(max_tokens=6, ignore_eos=True)
