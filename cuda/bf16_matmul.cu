@@ -1,5 +1,6 @@
 // BF16 weights times 1..32 rows, in the order of slice_sums.cuh.
 #include "skinny_matmul.cuh"
+#include "wgmma_matmul.cuh"
 
 struct Bf16Weights {
     static constexpr u32 TILE_BYTES = TILE_CHANNELS * TILE_COLUMNS * 2;
@@ -28,3 +29,4 @@ struct Bf16Weights {
 };
 
 SKINNY_MATMUL_KERNELS(bf16_matmul, Bf16Weights)
+WGMMA_MATMUL_KERNELS(bf16_matmul, Bf16Weights)

@@ -4,6 +4,7 @@
 // escapes above the window are exact there, those below stay the window's smallest code.
 #include "skinny_matmul.cuh"
 #include "w12_decode.cuh"
+#include "wgmma_matmul.cuh"
 
 // The head of a slice in memory, before its 8-bit planes and its 4-bit planes; made when the weights are loaded.
 struct SliceNote {
@@ -84,3 +85,5 @@ struct W12Weights {
 
 SKINNY_MATMUL_KERNELS(w12_matmul, W12Weights<true>)
 SKINNY_MATMUL_KERNELS(w12_matmul_q, W12Weights<false>)
+WGMMA_MATMUL_KERNELS(w12_matmul, W12Weights<true>)
+WGMMA_MATMUL_KERNELS(w12_matmul_q, W12Weights<false>)

@@ -16,7 +16,7 @@ const MATRICES: [(&str, usize, usize); 3] = [
     ("down", 5120, 17408),
     ("o", 5120, 6144),
 ];
-const ROWS: [usize; 5] = [33, 64, 128, 256, 2048];
+const ROWS: [usize; 8] = [33, 48, 64, 96, 128, 256, 300, 2048];
 const NUM_COPIES: usize = 3;
 
 /// A line per matrix and row count.

@@ -45,6 +45,7 @@ pub mod stock_matmul;
 pub mod tree_attention;
 pub(crate) mod vectors;
 pub mod w12_matmul;
+mod wgmma_matmul;
 
 use rayon::prelude::*;
 

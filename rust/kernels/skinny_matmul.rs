@@ -11,8 +11,9 @@ use super::skinny_weights::{
     OCTET, SkinnyWeights, SliceFormat, SliceMap, TILE_CHANNELS, TILE_COLUMNS,
 };
 use super::w12_matmul::WeightView;
+use super::wgmma_matmul::{WgmmaConfig, WgmmaMatmul};
 use crate::device::Buffer;
-use crate::device::cuda::{CudaDevice, KernelSource, Launch, Limits, Shape};
+use crate::device::cuda::{Arch, CudaDevice, KernelSource, Launch, Limits, Shape};
 use crate::error::{DeviceError, KernelError};
 
 /// Matrices of one launch; `MAX_PARTS` of `slice_sums.cuh`.
@@ -31,10 +32,10 @@ const BARRIER_BYTES: usize = 8;
 
 /// What the matrices of a launch have in common, and their tiles.
 #[derive(Clone, Copy, Debug)]
-struct Stack {
-    format: SliceFormat,
-    in_features: usize,
-    num_tiles: usize,
+pub(super) struct Stack {
+    pub(super) format: SliceFormat,
+    pub(super) in_features: usize,
+    pub(super) num_tiles: usize,
 }
 
 impl Stack {
@@ -173,7 +174,7 @@ impl SkinnyConfig {
 /// `MatmulPart` of `slice_sums.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct MatmulPart {
+pub(super) struct MatmulPart {
     weights: u64,
     escape_starts: u64,
     escapes: u64,
@@ -185,21 +186,21 @@ struct MatmulPart {
 /// `MatmulParams` of `slice_sums.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct MatmulParams {
-    parts: [MatmulPart; MAX_PARTS],
-    x: u64,
-    octet_sums: u64,
-    grid_barrier: u64,
-    num_rows: u32,
-    num_tiles: u32,
-    in_features: u32,
-    num_octets: u32,
-    log2_slices: u32,
-    slice_tiles: u32,
-    ring_slots: u32,
-    cluster_blocks: u32,
-    inbox_slots: u32,
-    adds_to_output: u32,
+pub(super) struct MatmulParams {
+    pub(super) parts: [MatmulPart; MAX_PARTS],
+    pub(super) x: u64,
+    pub(super) octet_sums: u64,
+    pub(super) grid_barrier: u64,
+    pub(super) num_rows: u32,
+    pub(super) num_tiles: u32,
+    pub(super) in_features: u32,
+    pub(super) num_octets: u32,
+    pub(super) log2_slices: u32,
+    pub(super) slice_tiles: u32,
+    pub(super) ring_slots: u32,
+    pub(super) cluster_blocks: u32,
+    pub(super) inbox_slots: u32,
+    pub(super) adds_to_output: u32,
 }
 
 /// `RoundRowsParams` of `skinny_matmul.cuh`.
@@ -277,7 +278,7 @@ impl SkinnyMatmul<'_> {
 
     fn launch_all(&self, device: &CudaDevice, x: u64, entry: &str) -> Result<(), DeviceError> {
         let rounded_bytes = self.num_rows * self.rounded_row_bytes();
-        let sums_bytes = self.sums_bytes();
+        let sums_bytes = self.scratch_bytes(device);
         let scratch = device.scratch(sums_bytes + rounded_bytes)?;
         let rounded = scratch + sums_bytes as u64;
         self.round_rows(device, entry, x, rounded)?;
@@ -293,7 +294,39 @@ impl SkinnyMatmul<'_> {
         self.rows.row_bytes(self.in_features())
     }
 
-    /// Scratch for the octet sums of one launch.
+    /// How the first rows are multiplied with wgmma, if any are.
+    fn wgmma(&self, device: &CudaDevice) -> Option<WgmmaMatmul> {
+        if device.arch() != Arch::Sm90a {
+            return None;
+        }
+        let num_rows = WgmmaConfig::first_rows(self.num_rows);
+        let stem = WgmmaMatmul::stem_of(self.products[0].weights.format, self.view)?;
+        (num_rows > 0).then(|| WgmmaMatmul {
+            source: self.source(),
+            stem,
+            view: self.view,
+            num_rows,
+            in_features: self.in_features(),
+        })
+    }
+
+    /// Scratch of the launches, besides rounded rows.
+    fn scratch_bytes(&self, device: &CudaDevice) -> usize {
+        let launches = self.products.chunks(MAX_PARTS);
+        let stacks = launches.map(|parts| Stack::of(parts.iter().map(|p| p.weights)));
+        let Some(wgmma) = self.wgmma(device) else {
+            return self.sums_bytes();
+        };
+        let num_blocks = device.limits().num_multiprocessors;
+        let bytes = stacks.map(|stack| wgmma.scratch_bytes(stack, num_blocks));
+        // Arranged rows stay until the last launch.
+        bytes
+            .max()
+            .unwrap_or(0)
+            .max(wgmma.row_bytes() + self.sums_bytes())
+    }
+
+    /// Scratch for the octet sums of one launch of mma.sync.
     fn sums_bytes(&self) -> usize {
         let launches = self.products.chunks(MAX_PARTS);
         let num_tiles = launches.map(|parts| Stack::of(parts.iter().map(|p| p.weights)).num_tiles);
@@ -311,16 +344,29 @@ impl SkinnyMatmul<'_> {
         device: &CudaDevice,
         rounded: u64,
     ) -> Result<(), DeviceError> {
-        let scratch = device.scratch(self.sums_bytes())?;
+        let scratch = device.scratch(self.scratch_bytes(device))?;
+        let wgmma = self.wgmma(device);
+        let octet_sums = scratch + wgmma.as_ref().map_or(0, WgmmaMatmul::row_bytes) as u64;
+        if let Some(wgmma) = &wgmma {
+            wgmma.arrange_rows(device, rounded)?;
+        }
         for products in self.products.chunks(MAX_PARTS) {
             let stack = Stack::of(products.iter().map(|product| product.weights));
             let mut first = 0;
+            if let Some(wgmma) = &wgmma {
+                while first < wgmma.num_rows {
+                    let num_rows = WgmmaConfig::launch_rows(wgmma.num_rows - first);
+                    let params = self.params(products, first, num_rows);
+                    wgmma.launch(device, stack, params, first)?;
+                    first += num_rows;
+                }
+            }
             while first < self.num_rows {
                 let left = self.num_rows - first;
                 let num_rows = SkinnyConfig::launch_rows(stack, self.view, left, device.limits());
                 let params = MatmulParams {
                     x: rounded + (first * self.rounded_row_bytes()) as u64,
-                    octet_sums: scratch,
+                    octet_sums,
                     grid_barrier: device.grid_barrier(),
                     ..self.params(products, first, num_rows)
                 };

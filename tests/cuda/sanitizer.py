@@ -52,6 +52,7 @@ GROUPS = (
             "test_a_row_has_one_result[0.0004-109-250]",
             "test_a_row_has_one_result[0.004-48-2560]",
             "test_views_and_residual_agree_with_the_host",
+            "test_many_rows_have_the_bits_of_few[109-250-300]",
         ),
     ),
     Group(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import pytest
 from specpilot_rs import DeviceError
@@ -48,6 +51,66 @@ def test_a_row_has_one_result(n: int, k: int, escape_rate: float) -> None:
             (kernels.w12_matmul(x[rows], weight, q_view=True, device="cuda"), coarse),
         ]:
             np.testing.assert_array_equal(got, whole[rows])
+
+
+# Channels, columns, rows; the last two have enough octets for cuts through them.
+MANY_ROWS = [(109, 250, 300), (333, 1000, 300), (272, 5120, 300), (160, 6144, 300), (96, 17408, 300)]
+MANY_ROWS += [(17300, 250, 200), (8700, 2624, 96)]
+
+
+def in_chunks(multiply: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
+    """Products of 32 rows at a time, which mma.sync multiplies on every GPU."""
+    return np.concatenate([multiply(x[first : first + 32]) for first in range(0, len(x), 32)])
+
+
+@pytest.mark.parametrize(("n", "k", "most"), MANY_ROWS)
+def test_many_rows_have_the_bits_of_few(n: int, k: int, most: int) -> None:
+    rng = np.random.default_rng([n, k])
+    weight = weights(rng, n, k, 4e-4)
+    weight[5:40:7] = weights(rng, 5, k, 2e-2)  # crowded with escapes
+    x = rng.normal(size=(most, k)).astype(np.float32)
+    x[3::50] *= 1e30  # outliers
+    x[5::50, : k // 2] = -x[5::50, k // 2 :]
+    weight[7, : k // 2] = weight[7, k // 2 :]  # cancels
+    for multiply in (
+        partial(kernels.w12_matmul, weight=weight, device="cuda"),
+        partial(kernels.bf16_matmul, weight=weight, device="cuda"),
+        partial(kernels.w12_matmul, weight=weight, q_view=True, device="cuda"),
+    ):
+        want = in_chunks(multiply, x)
+        for num_rows in (33, 40, 64, 65, 96, 128, 200, 256, 300):
+            if num_rows > most:
+                break
+            first = (most - num_rows) // 2
+            got = multiply(x[first : first + num_rows])
+            np.testing.assert_array_equal(got.view(np.uint32), want[first : first + num_rows].view(np.uint32))
+
+
+@pytest.mark.parametrize("k", [5120, 17408])
+def test_many_rows_of_matrices_multiplied_together(k: int) -> None:
+    rng = np.random.default_rng([k, 3])
+    stacked = [(weights(rng, n, k, 4e-4), "w12") for n in (47, 16, 160, 31)]
+    stacked += [(weights(rng, n, k, 0.0), "bf16") for n in (96, 17)]
+    x = rng.normal(size=(150, k)).astype(np.float32)
+    for q_view in (False, True):
+        kernel = {"w12": partial(kernels.w12_matmul, q_view=q_view), "bf16": kernels.bf16_matmul}
+        alone = [
+            in_chunks(partial(kernel[name], weight=weight, device="cuda"), x) for weight, name in stacked
+        ]
+        for num_rows in (33, 64, 65, 150):
+            together = kernels.multiply_together(x[:num_rows], stacked, q_view=q_view, device="cuda")
+            for got, whole in zip(together, alone, strict=True):
+                np.testing.assert_array_equal(got.view(np.uint32), whole[:num_rows].view(np.uint32))
+
+
+def test_many_rows_are_added_to_the_residual() -> None:
+    rng = np.random.default_rng(11)
+    weight = weights(rng, 300, 5120, 4e-4)
+    x = rng.normal(size=(129 + 64, 5120)).astype(np.float32)
+    residual = rng.normal(size=(len(x), 300)).astype(np.float32)
+    plain = kernels.w12_matmul(x, weight, device="cuda")
+    added = kernels.w12_matmul(x, weight, residual, device="cuda")
+    np.testing.assert_array_equal(added, residual + plain)
 
 
 # Channels of matrices multiplied together, with their formats; the last has more than one launch takes.

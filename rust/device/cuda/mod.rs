@@ -39,6 +39,8 @@ pub use source::{KERNEL_SOURCES, KernelSource};
 
 /// Counter and generation of a barrier, on a line of its own.
 const GRID_BARRIER_BYTES: usize = 256;
+/// Flags of a block, see [`CudaDevice::block_flags`].
+const BLOCK_FLAG_BYTES: usize = 64;
 
 /// One GPU, its stream and the kernels compiled for it.
 pub struct CudaDevice {
@@ -111,7 +113,7 @@ impl CudaDevice {
             lists: Arc::default(),
             scratch: Mutex::default(),
             grid_barrier: stream
-                .alloc_zeros(GRID_BARRIER_BYTES)
+                .alloc_zeros(GRID_BARRIER_BYTES + limits.num_multiprocessors * BLOCK_FLAG_BYTES)
                 .map_err(driver("allocating a barrier"))?,
             context,
             stream,
@@ -262,6 +264,12 @@ impl CudaDevice {
     /// The address of the barrier at which the blocks of one kernel meet; its counter is zero between kernels.
     pub fn grid_barrier(&self) -> u64 {
         self.grid_barrier.device_ptr(&self.stream).0
+    }
+
+    /// The address of 64 bytes for each of as many blocks as there are multiprocessors, zero whenever no kernel runs: one that
+    /// sets some of them sets them back.
+    pub fn block_flags(&self) -> u64 {
+        self.grid_barrier() + GRID_BARRIER_BYTES as u64
     }
 
     /// The address of at least `num_bytes` of memory that any kernel of the stream may use until the next one starts,

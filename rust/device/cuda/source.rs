@@ -86,7 +86,9 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "thread_copy.cuh",
     "top_keys.cuh",
     "w12_decode.cuh",
-    "wgmma.cuh"
+    "wgmma.cuh",
+    "wgmma_bf16.cuh",
+    "wgmma_matmul.cuh"
 ];
 
 impl KernelSource {

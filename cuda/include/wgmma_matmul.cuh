@@ -1,0 +1,488 @@
+// The matmul of slice_sums.cuh with Hopper's wgmma, for more rows than registers hold: its sums, bit for bit.
+//
+// A cluster of blocks takes *units* of 8 tiles a block and all of ROWS rows. A warp owns a tile: its weights go from its own
+// ring through its registers, decoded, straight into operand A of its warpgroup; activations pass through shared memory as
+// operand B, a super-tile of columns a slot, each block of the cluster bringing its part of them to all. A slice is one chain
+// of wgmma from zero, a slice's sum is added to its octet's, an octet's to the total: the one order, so nothing of it
+// depends on who computes what.
+//
+// Clusters take equal runs of slices of the units in line. An octet that a cut goes through is begun by the cluster before
+// the cut, as the first thing in its run, and finished by the one after it, as the last: nobody waits in practice. Octets of a
+// unit that several clusters share meet in global memory, and the warp that brings the last one adds them up. With many
+// units, clusters take whole ones in turn instead, so that those that run at a time share weights in the L2 cache.
+#pragma once
+
+#include "slice_sums.cuh"
+
+constexpr u32 BLOCK_TILES = 8;  // of a unit: one a warp
+constexpr u32 WGMMA_THREADS = (BLOCK_TILES + 4) * WARP_LANES;  // two warpgroups multiply, one thread of a third brings rows
+constexpr u32 ROW_GROUP_BYTES = TILE_COLUMNS * 16;  // eight rows of a super-tile of columns
+
+// Arguments of every kernel of this family; mirrored by the launcher.
+struct WgmmaParams {
+    MatmulParams matmul;   // x: [super-tiles of columns][row_groups][8 core matrices]; octet_sums: of units that clusters share
+    float4* totals;        // a block's own: octets added so far
+    float4* cut_sums;      // of octets that a cut goes through, by the block before it
+    u32* cut_flags;        // [blocks][warps]: whether they are there; zero between launches
+    u32* octet_counts;     // [blocks][warps]: octets that have come of the unit that meets there; zero between launches
+    u32 row_groups;        // groups of eight rows of x, from this launch's first to the last there is
+    u32 row_stride;        // of all of x
+    u32 row_tiles;         // ROWS rows each
+    u32 num_units;         // of channels, times row_tiles
+    u32 row_slots;         // super-tiles of columns in the ring of activations
+    u32 is_strided;        // whether clusters take whole units in turn
+};
+
+#if __CUDA_ARCH_FEAT_SM90_ALL
+#include "wgmma_bf16.cuh"
+
+// Copies to the same place in every block of the cluster, counted there on the same barrier. Without a hint: what many blocks
+// read stays in the L2 cache.
+__device__ __forceinline__ void copy_to_cluster(u32 to, const u8* from, u32 num_bytes, u32 barrier, u32 num_blocks) {
+    if (num_blocks == 1) {
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+                     "r"(num_bytes), "r"(barrier) : "memory");
+        return;
+    }
+    const u16 all = (1u << num_blocks) - 1;
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(num_bytes), "r"(barrier), "h"(all) : "memory");
+}
+
+// Says in another block that what lies in shared memory has been read. Unlike barrier_arrive_in_block it makes no write visible
+// there, which would take a fence of the whole GPU: over a thousand cycles.
+__device__ __forceinline__ void barrier_free_in_block(u32 remote_barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote_barrier) : "memory");
+}
+
+// An L2 policy for data that other blocks read again soon.
+__device__ __forceinline__ u64 read_again_policy() {
+    u64 policy;
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+// Shared memory: both rings, their barriers. The launcher computes the same size.
+template <class Weights, u32 ROWS>
+struct WgmmaLayout {
+    static constexpr u32 ROW_SLOT_BYTES = ROWS / 8 * ROW_GROUP_BYTES;
+    u32 slot_bytes, rows, ring, ring_full, rows_full, rows_empty;
+
+    __device__ __forceinline__ WgmmaLayout(const WgmmaParams& p, u32 start) {
+        slot_bytes = Weights::NOTE_BYTES + p.matmul.slice_tiles * Weights::TILE_BYTES;
+        rows = start;
+        ring = rows + p.row_slots * ROW_SLOT_BYTES;
+        ring_full = ring + BLOCK_TILES * p.matmul.ring_slots * slot_bytes;
+        rows_full = ring_full + BLOCK_TILES * p.matmul.ring_slots * 8;
+        rows_empty = rows_full + p.row_slots * 8;
+    }
+};
+
+// Slices of an octet that a cluster sums in one go.
+struct OctetPart {
+    u32 unit, octet, first, end;
+};
+
+// What a cluster does: parts in this order, the begun octet first, the one to finish last.
+struct ClusterRun {
+    u32 first_octet, num_octets;  // whole ones, of all units in line
+    u32 head, tail;               // slice from which the octet before them is the cluster's; slices of the one after them
+    u32 num_parts;
+    u32 unit_octets, cluster, num_clusters;
+    bool is_strided;
+
+    __device__ __forceinline__ ClusterRun(const WgmmaParams& p) {
+        unit_octets = p.matmul.num_octets;
+        cluster = blockIdx.x / p.matmul.cluster_blocks, num_clusters = gridDim.x / p.matmul.cluster_blocks;
+        is_strided = p.is_strided;
+        if (is_strided) {
+            first_octet = 0, head = 0, tail = 0;
+            num_octets = (p.num_units - cluster + num_clusters - 1) / num_clusters * unit_octets;
+            num_parts = num_octets;
+            return;
+        }
+        const u32 all_slices = p.num_units * unit_octets * SLICES;
+        const u32 start = cluster * all_slices / num_clusters, end = (cluster + 1) * all_slices / num_clusters;
+        first_octet = (start + SLICES - 1) / SLICES;
+        num_octets = end / SLICES - first_octet;
+        head = start % SLICES, tail = end % SLICES;
+        num_parts = num_octets + (head > 0) + (tail > 0);
+    }
+
+    __device__ __forceinline__ OctetPart part(u32 index) const {
+        u32 at = first_octet + index - (tail > 0), first = 0, end = SLICES;
+        if (tail > 0 && index == 0) at = first_octet + num_octets, end = tail;
+        else if (head > 0 && index + 1 == num_parts) at = first_octet - 1, first = head;
+        const u32 unit = at / unit_octets;
+        return {is_strided ? cluster + unit * num_clusters : unit, at % unit_octets, first, end};
+    }
+
+    // Whether all octets of a unit are whole ones of this cluster.
+    __device__ __forceinline__ bool is_alone(u32 unit) const {
+        return is_strided || (unit * unit_octets >= first_octet && (unit + 1) * unit_octets <= first_octet + num_octets);
+    }
+
+    // Where octets of a unit that clusters share meet: with more units than clusters, at that in whose run it begins. Of those
+    // that begin there, only one is shared.
+    __device__ __forceinline__ u32 meeting_place(const WgmmaParams& p, u32 unit) const {
+        if (p.num_units <= num_clusters) return unit;
+        const u32 octet_slices = unit_octets * SLICES;
+        return ((unit * octet_slices + 1) * num_clusters - 1) / (p.num_units * octet_slices);
+    }
+};
+
+// A warp's ring: asks for its tiles' slices in the order of the run, as far ahead as there are slots.
+template <class Weights>
+struct TileRing {
+    const WgmmaParams& p;
+    const ClusterRun& run;
+    const u32 slots_start, slot_bytes, barriers_start, tile_in_unit, k_tiles, lane;
+    u32 index, slice, octet, end;
+    const u8* tile_start;
+
+    __device__ __forceinline__ void find_part() {
+        if (index >= run.num_parts) return;
+        const OctetPart part = run.part(index);
+        slice = part.first, octet = part.octet, end = part.end;
+        const u32 tile = part.unit / p.row_tiles * BLOCK_TILES * p.matmul.cluster_blocks + tile_in_unit;
+        const PartTile place(p.matmul, min(tile, p.matmul.num_tiles - 1));
+        const u32 tile_bytes = k_tiles * Weights::STORED_TILE_BYTES + p.matmul.num_octets * SLICES * Weights::NOTE_BYTES;
+        tile_start = p.matmul.parts[place.part].weights + static_cast<u64>(place.tile) * tile_bytes;
+    }
+
+    __device__ __forceinline__ void ask(u32 slot) {
+        if (index >= run.num_parts) return;
+        const SliceSpan span = slice_span(p.matmul, k_tiles, octet, slice);
+        const u32 num_bytes = Weights::NOTE_BYTES + span.len * Weights::TILE_BYTES;
+        const u8* from = tile_start + span.first * Weights::STORED_TILE_BYTES + (octet * SLICES + slice) * Weights::NOTE_BYTES;
+        const u64 policy = p.row_tiles > 1 ? read_again_policy() : read_once_policy();
+        copy_begin(barriers_start + slot * 8, num_bytes, lane);
+        if (num_bytes > 0) copy_async(slots_start + slot * slot_bytes, from, num_bytes, barriers_start + slot * 8, policy, lane);
+        if (++slice < end) return;
+        index++;
+        find_part();
+    }
+};
+
+// One thread of a block asks for activations, of which it brings the cluster its share.
+template <class Weights, u32 ROWS>
+__device__ __forceinline__ void stream_rows(const WgmmaParams& p, const WgmmaLayout<Weights, ROWS>& shared, const ClusterRun& run,
+                                            u32 k_tiles) {
+    const u32 num_blocks = p.matmul.cluster_blocks, rank = blockIdx.x % num_blocks;
+    u32 slot = 0, parity = 1;
+    for (u32 index = 0; index < run.num_parts; index++) {
+        const OctetPart part = run.part(index);
+        const u32 first_group = part.unit % p.row_tiles * (ROWS / 8), groups = min(ROWS / 8, p.row_groups - first_group);
+        const u32 mine = rank * groups / num_blocks, mine_bytes = ((rank + 1) * groups / num_blocks - mine) * ROW_GROUP_BYTES;
+        const u32 k_end = slice_span(p.matmul, k_tiles, part.octet, part.end).first;
+        for (u32 k = slice_span(p.matmul, k_tiles, part.octet, part.first).first; k < k_end; k++) {
+            barrier_wait(shared.rows_empty + slot * 8, parity);
+            barrier_expect(shared.rows_full + slot * 8, groups * ROW_GROUP_BYTES);
+            const u32 to = shared.rows + slot * shared.ROW_SLOT_BYTES + mine * ROW_GROUP_BYTES;
+            const u8* from = reinterpret_cast<const u8*>(p.matmul.x) +
+                             (static_cast<u64>(k) * p.row_stride + first_group + mine) * ROW_GROUP_BYTES;
+            if (mine_bytes > 0) copy_to_cluster(to, from, mine_bytes, shared.rows_full + slot * 8, num_blocks);
+            if (++slot == p.row_slots) slot = 0, parity ^= 1;
+        }
+    }
+}
+
+// The ring of activations as those see it who multiply.
+struct RowSlots {
+    u32 slot, parity, to_free;
+};
+
+// A slice that has arrived, summed from zero. A super-tile is decoded while the one before is multiplied.
+template <class Weights, u32 ROWS>
+__device__ __forceinline__ void sum_slice(const WgmmaParams& p, const WgmmaLayout<Weights, ROWS>& shared,
+                                          const typename Weights::Slice& slice, u32 len, RowSlots& rows, u32 lane,
+                                          float (&sums)[ROWS / 2]) {
+    const auto free_rows = [&] {
+        if (lane < p.matmul.cluster_blocks) barrier_free_in_block(address_in_block(shared.rows_empty + rows.to_free * 8, lane));
+        if (++rows.to_free == p.row_slots) rows.to_free = 0;
+    };
+#pragma unroll
+    for (u32 i = 0; i < ROWS / 2; i++) sums[i] = 0.0f;
+    u32 a[2][4][4];
+#pragma unroll
+    for (u32 j = 0; j < MAX_SLICE_TILES; j++) {
+        if (j < len) {
+            if (j >= 2) {
+                wgmma_wait<1>();
+                free_rows();
+            }
+            slice.decode(j, a[j % 2]);
+            slice.patch(j, a[j % 2]);
+            barrier_wait(shared.rows_full + rows.slot * 8, rows.parity);
+            __syncwarp();
+            const u64 b = matrix_descriptor(shared.rows + rows.slot * shared.ROW_SLOT_BYTES, 128, ROW_GROUP_BYTES);
+            wgmma_begin();
+#pragma unroll
+            for (u32 fragment = 0; fragment < 4; fragment++) wgmma_k16<ROWS>(sums, a[j % 2][fragment], b + fragment * (256 >> 4));
+            wgmma_commit();
+            if (++rows.slot == p.row_slots) rows.slot = 0, rows.parity ^= 1;
+        }
+    }
+    wgmma_wait<0>();
+    if (len > 1) free_rows();
+    if (len > 0) free_rows();
+}
+
+// A warp's part of a unit.
+template <u32 ROWS>
+struct UnitTile {
+    static constexpr u32 FRAGMENTS = ROWS / 8, FLOATS4 = FRAGMENTS * WARP_LANES;  // a fragment: sums of a tile and eight rows
+    static constexpr u32 AT_ONCE = 32;  // floats that are loaded before the first of them is used
+    const WgmmaParams& p;
+    const ClusterRun& run;
+    const u32 warp, lane;
+    u32 unit, tile, first_row;
+
+    __device__ __forceinline__ UnitTile(const WgmmaParams& params, const ClusterRun& cluster_run, u32 unit_index, u32 warp_index,
+                                        u32 lane_index)
+        : p(params), run(cluster_run), warp(warp_index), lane(lane_index), unit(unit_index) {
+        const u32 num_blocks = p.matmul.cluster_blocks;
+        tile = (unit / p.row_tiles * num_blocks + blockIdx.x % num_blocks) * BLOCK_TILES + warp;
+        first_row = unit % p.row_tiles * ROWS;
+    }
+
+    __device__ __forceinline__ u32 place(u32 block) const { return block * BLOCK_TILES + warp; }
+
+    // Stores a unit's sums, or adds them to what is there. All loads come first: none waits for a store before it.
+    __device__ __forceinline__ void store_unit(float (&sums)[ROWS / 2]) const {
+        if (tile >= p.matmul.num_tiles) return;
+        const PartTile at(p.matmul, tile);
+        const MatmulPart& part = p.matmul.parts[at.part];
+        const u32 channel = at.tile * TILE_CHANNELS + lane / 4, rows_left = p.matmul.num_rows - min(p.matmul.num_rows, first_row + lane % 4 * 2);
+        const u64 stride = part.out_features;
+        float* y = part.y + (first_row + lane % 4 * 2) * stride + channel;
+        const bool is_there[2] = {channel < part.out_features, channel + 8 < part.out_features};
+        if (p.matmul.adds_to_output) {
+            float* from = y;
+#pragma unroll
+            for (u32 i = 0; i < FRAGMENTS; i++) {
+                float before[4];
+#pragma unroll
+                for (u32 c = 0; c < 4; c++) {
+                    const bool is_wanted = i * 8 + c % 2 < rows_left && is_there[c / 2];
+                    before[c] = is_wanted ? __ldcg(from + c % 2 * stride + c / 2 * 8) : 0.0f;
+                }
+#pragma unroll
+                for (u32 c = 0; c < 4; c++) sums[4 * i + c] = before[c] + sums[4 * i + c];
+                from += 8 * stride;
+                // One address at a time: all of them would fill the registers.
+                asm volatile("" : "+l"(from));
+            }
+        }
+#pragma unroll
+        for (u32 i = 0; i < FRAGMENTS; i++) {
+#pragma unroll
+            for (u32 c = 0; c < 4; c++) {
+                if (i * 8 + c % 2 < rows_left && is_there[c / 2]) y[c % 2 * stride + c / 2 * 8] = sums[4 * i + c];
+            }
+            y += 8 * stride;
+            asm volatile("" : "+l"(y));
+        }
+    }
+
+    // Adds what lies in memory to `sums`, which are later in the order.
+    __device__ __forceinline__ void add_after(const float4* from, float (&sums)[ROWS / 2]) const {
+#pragma unroll
+        for (u32 first = 0; first < ROWS / 2; first += AT_ONCE) {
+            float4 before[AT_ONCE / 4];
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE / 4; i++) before[i] = __ldcg(from + (first / 4 + i) * WARP_LANES);
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE / 4; i++) {
+                float* to = sums + first + 4 * i;
+                to[0] = before[i].x + to[0], to[1] = before[i].y + to[1], to[2] = before[i].z + to[2], to[3] = before[i].w + to[3];
+            }
+        }
+    }
+
+    __device__ __forceinline__ void leave(float4* to, const float (&sums)[ROWS / 2]) const {
+#pragma unroll
+        for (u32 i = 0; i < FRAGMENTS; i++) {
+            __stcg(to + i * WARP_LANES, make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
+        }
+    }
+
+    // Leaves the first slices of an octet for the next cluster.
+    __device__ __forceinline__ void leave_cut(const float (&sums)[ROWS / 2]) const {
+        leave(p.cut_sums + static_cast<u64>(place(blockIdx.x)) * FLOATS4 + lane, sums);
+        __threadfence();
+        __syncwarp();
+        if (lane == 0) atomicExch(p.cut_flags + place(blockIdx.x), 1);
+    }
+
+    // Takes them from the cluster before.
+    __device__ __forceinline__ void take_cut(float (&sums)[ROWS / 2]) const {
+        const u32 from = place(blockIdx.x - p.matmul.cluster_blocks);
+        if (lane == 0) {
+            while (atomicCAS(p.cut_flags + from, 1, 0) == 0) {
+            }
+            __threadfence();
+        }
+        __syncwarp();
+        const float4* left = p.cut_sums + static_cast<u64>(from) * FLOATS4 + lane;
+#pragma unroll
+        for (u32 i = 0; i < FRAGMENTS; i++) {
+            const float4 value = __ldcg(left + i * WARP_LANES);
+            sums[4 * i] = value.x, sums[4 * i + 1] = value.y, sums[4 * i + 2] = value.z, sums[4 * i + 3] = value.w;
+        }
+    }
+
+    // Adds an octet of a unit that is this cluster's alone.
+    __device__ __forceinline__ void add_octet(u32 octet, float (&sums)[ROWS / 2]) const {
+        float4* totals = p.totals + static_cast<u64>(place(blockIdx.x)) * FLOATS4 + lane;
+        if (octet > 0) add_after(totals, sums);
+        if (octet + 1 < p.matmul.num_octets) leave(totals, sums);
+        else store_unit(sums);
+    }
+
+    // Brings an octet of a unit that clusters share; who brings the last one adds them all.
+    __device__ __forceinline__ void bring_octet(u32 octet, float (&sums)[ROWS / 2]) const {
+        const u32 num_octets = p.matmul.num_octets, num_blocks = p.matmul.cluster_blocks;
+        const u32 meets = place(run.meeting_place(p, unit) * num_blocks + blockIdx.x % num_blocks);
+        float4* octets = p.matmul.octet_sums + static_cast<u64>(meets) * num_octets * FLOATS4 + lane;
+        leave(octets + octet * FLOATS4, sums);
+        __threadfence();
+        __syncwarp();
+        u32 before = 0;
+        if (lane == 0) before = atomicAdd(p.octet_counts + meets, 1);
+        before = __shfl_sync(0xFFFFFFFF, before, 0);
+        if (before + 1 < num_octets) return;
+        if (lane == 0) p.octet_counts[meets] = 0;
+        __threadfence();
+#pragma unroll
+        for (u32 i = 0; i < FRAGMENTS; i++) {
+            const float4 first = __ldcg(octets + i * WARP_LANES);
+            sums[4 * i] = first.x, sums[4 * i + 1] = first.y, sums[4 * i + 2] = first.z, sums[4 * i + 3] = first.w;
+        }
+#pragma unroll 1
+        for (u32 other = 1; other < num_octets; other++) add_after(octets + other * FLOATS4, sums);
+        store_unit(sums);
+    }
+};
+
+template <class Weights, u32 ROWS>
+__device__ __forceinline__ void multiply_run(const WgmmaParams& p, const WgmmaLayout<Weights, ROWS>& shared, const ClusterRun& run,
+                                             u32 k_tiles, u32 warp, u32 lane) {
+    const u32 num_blocks = p.matmul.cluster_blocks, ring_slots = p.matmul.ring_slots;
+    TileRing<Weights> ring{p, run, shared.ring + warp * ring_slots * shared.slot_bytes, shared.slot_bytes,
+                           shared.ring_full + warp * ring_slots * 8, blockIdx.x % num_blocks * BLOCK_TILES + warp, k_tiles, lane,
+                           0, 0, 0, 0, nullptr};
+    ring.find_part();
+    for (u32 slot = 0; slot < ring_slots; slot++) ring.ask(slot);
+    wait_for_predecessors();
+    if (num_blocks > 1) cluster_wait();
+    RowSlots rows{0, 0, 0};
+    u32 slot = 0, parity = 0;
+    for (u32 index = 0; index < run.num_parts; index++) {
+        const OctetPart part = run.part(index);
+        float octet_sums[ROWS / 2];
+        if (part.first > 0) UnitTile<ROWS>(p, run, part.unit, warp, lane).take_cut(octet_sums);
+        for (u32 slice = part.first; slice < part.end; slice++) {
+            const SliceSpan span = slice_span(p.matmul, k_tiles, part.octet, slice);
+            float sums[ROWS / 2];
+            barrier_wait(ring.barriers_start + slot * 8, parity);
+            __syncwarp();
+            const u32 tile = min(UnitTile<ROWS>(p, run, part.unit, warp, lane).tile, p.matmul.num_tiles - 1);
+            const typename Weights::Slice arrived(p.matmul, tile, ring.slots_start + slot * shared.slot_bytes, span.len, lane);
+            sum_slice<Weights, ROWS>(p, shared, arrived, span.len, rows, lane, sums);
+            // The slot's bytes are in registers, and used: it may be written again.
+            __syncwarp();
+            ring.ask(slot);
+            if (++slot == ring_slots) slot = 0, parity ^= 1;
+            if (slice == 0) {
+#pragma unroll
+                for (u32 i = 0; i < ROWS / 2; i++) octet_sums[i] = sums[i];
+            } else {
+#pragma unroll
+                for (u32 i = 0; i < ROWS / 2; i++) octet_sums[i] += sums[i];
+            }
+        }
+        // Found anew, so that no register holds it meanwhile.
+        asm volatile("" : "+r"(index));
+        const OctetPart done = run.part(index);
+        const UnitTile<ROWS> own(p, run, done.unit, warp, lane);
+        if (done.end < SLICES) own.leave_cut(octet_sums);
+        else if (run.is_alone(done.unit)) own.add_octet(done.octet, octet_sums);
+        else own.bring_octet(done.octet, octet_sums);
+    }
+}
+
+template <class Weights, u32 ROWS>
+__device__ __forceinline__ void wgmma_matmul(const WgmmaParams& p) {
+    extern __shared__ __align__(128) u8 shared_bytes[];
+    const WgmmaLayout<Weights, ROWS> shared(p, shared_address(shared_bytes));
+    // Taken from one lane, so that the compiler knows that a warp agrees on it.
+    const u32 warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / WARP_LANES, 0), lane = threadIdx.x % WARP_LANES;
+    const u32 k_tiles = (p.matmul.in_features + TILE_COLUMNS - 1) / TILE_COLUMNS;
+    const u32 num_blocks = p.matmul.cluster_blocks;
+    const ClusterRun run(p);
+    for (u32 i = threadIdx.x; i < BLOCK_TILES * p.matmul.ring_slots; i += WGMMA_THREADS) barrier_init(shared.ring_full + i * 8, 1);
+    for (u32 i = threadIdx.x; i < p.row_slots; i += WGMMA_THREADS) {
+        barrier_init(shared.rows_full + i * 8, 1);
+        barrier_init(shared.rows_empty + i * 8, BLOCK_TILES * num_blocks);
+    }
+    barrier_init_fence();
+    __syncthreads();
+    if (num_blocks > 1) cluster_arrive();
+    launch_dependents();
+    // Registers belong to warpgroups: those that multiply take what the third leaves.
+    if (warp < BLOCK_TILES) {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+        multiply_run<Weights, ROWS>(p, shared, run, k_tiles, warp, lane);
+    } else {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+        wait_for_predecessors();
+        if (num_blocks > 1) cluster_wait();
+        if (threadIdx.x == BLOCK_TILES * WARP_LANES) stream_rows<Weights, ROWS>(p, shared, run, k_tiles);
+        __syncwarp();
+    }
+    if (num_blocks > 1) {
+        // No block leaves while another may still reach into it.
+        cluster_arrive();
+        cluster_wait();
+    }
+}
+
+#define WGMMA_MATMUL_KERNELS(NAME, ...)        \
+    WGMMA_MATMUL_KERNEL(NAME, 64, __VA_ARGS__) \
+    WGMMA_MATMUL_KERNEL(NAME, 128, __VA_ARGS__)
+#define WGMMA_MATMUL_KERNEL(NAME, ROWS, ...)                                                                                   \
+    extern "C" __global__ void __launch_bounds__(WGMMA_THREADS, 1) NAME##_wgmma_##ROWS(const __grid_constant__ WgmmaParams p) { \
+        wgmma_matmul<__VA_ARGS__, ROWS>(p);                                                                                    \
+    }
+#else
+#define WGMMA_MATMUL_KERNELS(NAME, ...)
+#endif
+
+// Arguments of `arrange_rows`; mirrored by the launcher.
+struct ArrangeRowsParams {
+    const u16* rounded;  // [num_rows][super-tiles of columns] BF16
+    u16* arranged;
+    u32 num_rows;
+    u32 k_tiles;
+};
+
+// Rounded rows as wgmma takes them: super-tiles of columns, in these groups of eight rows, anything after the last one, in these
+// a core matrix of 8 x 16 bytes for every eight columns. Column 16 t + 4 f + 2 h + e of a super-tile is number 2 t + e of core
+// matrix 2 f + h: fragment f's operand B. A warp takes a group of rows of a super-tile, a lane 16 columns of a row.
+extern "C" __global__ void arrange_rows(const __grid_constant__ ArrangeRowsParams p) {
+    launch_dependents();
+    wait_for_predecessors();
+    const u32 groups = (p.num_rows + 7) / 8, lane = threadIdx.x % WARP_LANES;
+    const u32 first = (blockIdx.x * blockDim.x + threadIdx.x) / WARP_LANES, stride = gridDim.x * blockDim.x / WARP_LANES;
+    for (u32 i = first; i < groups * p.k_tiles; i += stride) {
+        const u32 group = i / p.k_tiles, k_tile = i % p.k_tiles, row = min(group * 8 + lane / 4, p.num_rows - 1);
+        const u64 column = static_cast<u64>(row) * p.k_tiles * TILE_COLUMNS + k_tile * TILE_COLUMNS + lane % 4 * 16;
+        const uint4* from = reinterpret_cast<const uint4*>(p.rounded + column);
+        const uint4 low = from[0], high = from[1];
+        u32* to = reinterpret_cast<u32*>(p.arranged) + (static_cast<u64>(k_tile) * groups + group) * (ROW_GROUP_BYTES / 4) + lane;
+        const u32 pairs[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (u32 core = 0; core < 8; core++) to[core * WARP_LANES] = pairs[core];
+    }
+}

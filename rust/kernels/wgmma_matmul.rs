@@ -1,0 +1,337 @@
+//! Launching `cuda/include/wgmma_matmul.cuh`: exact matmuls of more than 32 rows on Hopper, with the bits of all others.
+//!
+//! [`WgmmaConfig`] says which rows go there and what a launch takes. None of it changes a sum.
+
+use super::skinny_matmul::{MatmulParams, Stack};
+use super::skinny_weights::{SliceFormat, SliceMap, TILE_CHANNELS, TILE_COLUMNS};
+use super::w12_matmul::WeightView;
+use crate::device::cuda::{CudaDevice, KernelSource, Launch, Limits, Shape};
+use crate::error::DeviceError;
+
+/// Tiles of a unit that a block multiplies: one a warp.
+const BLOCK_TILES: usize = 8;
+const BLOCK_THREADS: usize = 384;
+/// Blocks of a cluster: they share the activations that they bring.
+const CLUSTER_BLOCKS: usize = 2;
+/// Bytes of eight rows of a super-tile of columns.
+const ROW_GROUP_BYTES: usize = 8 * TILE_COLUMNS * 2;
+/// Bytes of a warp's sums of one row.
+const ROW_SUM_BYTES: usize = TILE_CHANNELS * size_of::<f32>();
+const BARRIER_BYTES: usize = 8;
+const WARP_LANES: usize = 32;
+/// Slots of a warp's ring beyond which nothing is gained.
+const MAX_RING_SLOTS: usize = 4;
+/// Super-tiles of activations without which the multiplying warps wait for them, and with which they never do.
+const ROW_SLOTS: [usize; 2] = [4, 12];
+/// Rows that one launch of mma.sync multiplies: with no more, it is faster.
+const MMA_ROWS: usize = 32;
+/// Rows of a tile, for which there are kernels.
+const MIN_TILE_ROWS: usize = 64;
+const MAX_TILE_ROWS: usize = 128;
+
+/// How a launch with wgmma is laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct WgmmaConfig {
+    /// Rows that one instruction multiplies, 64 or 128.
+    tile_rows: usize,
+    /// Slices of a warp's ring.
+    ring_slots: usize,
+    /// Super-tiles of columns in the ring of activations.
+    row_slots: usize,
+    shared_bytes: usize,
+}
+
+impl WgmmaConfig {
+    /// How many of `num_rows`, from the first on, are to be multiplied with wgmma where there is that: not a rest that one
+    /// launch of mma.sync takes.
+    pub(super) fn first_rows(num_rows: usize) -> usize {
+        let rest = num_rows % MAX_TILE_ROWS;
+        if rest <= MMA_ROWS {
+            num_rows - rest
+        } else {
+            num_rows
+        }
+    }
+
+    /// Rows of the first of the launches that multiply `num_rows` with wgmma.
+    pub(super) fn launch_rows(num_rows: usize) -> usize {
+        match num_rows % MAX_TILE_ROWS {
+            1..=MIN_TILE_ROWS if num_rows > MAX_TILE_ROWS => {
+                num_rows / MAX_TILE_ROWS * MAX_TILE_ROWS
+            }
+            _ => num_rows,
+        }
+    }
+
+    fn choose(stack: Stack, view: WeightView, num_rows: usize, limits: Limits) -> Self {
+        let tile_rows = tile_rows(num_rows);
+        let tile_bytes = match view {
+            WeightView::Exact => stack.format.tile_bytes(),
+            WeightView::Q => TILE_CHANNELS * TILE_COLUMNS,
+        };
+        let map = SliceMap::of(stack.in_features);
+        let slot_bytes = stack.format.note_bytes() + map.slice_tiles() * tile_bytes;
+        let step_bytes = BLOCK_TILES * (slot_bytes + BARRIER_BYTES);
+        let row_slot_bytes = tile_rows / 8 * ROW_GROUP_BYTES + 2 * BARRIER_BYTES;
+        let [few, many] = ROW_SLOTS;
+        let room = limits.block_shared_bytes;
+        let ring_slots =
+            (room.saturating_sub(few * row_slot_bytes) / step_bytes).clamp(1, MAX_RING_SLOTS);
+        let row_slots = (room.saturating_sub(ring_slots * step_bytes) / row_slot_bytes).min(many);
+        Self {
+            tile_rows,
+            ring_slots,
+            row_slots,
+            shared_bytes: ring_slots * step_bytes + row_slots * row_slot_bytes,
+        }
+    }
+}
+
+fn tile_rows(num_rows: usize) -> usize {
+    if num_rows <= MIN_TILE_ROWS {
+        MIN_TILE_ROWS
+    } else {
+        MAX_TILE_ROWS
+    }
+}
+
+/// Units of a cluster's channels.
+fn num_units(stack: Stack) -> usize {
+    stack.num_tiles.div_ceil(BLOCK_TILES * CLUSTER_BLOCKS)
+}
+
+/// `WgmmaParams` of `wgmma_matmul.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct WgmmaParams {
+    matmul: MatmulParams,
+    totals: u64,
+    cut_sums: u64,
+    cut_flags: u64,
+    octet_counts: u64,
+    row_groups: u32,
+    row_stride: u32,
+    row_tiles: u32,
+    num_units: u32,
+    row_slots: u32,
+    is_strided: u32,
+}
+
+/// `ArrangeRowsParams` of `wgmma_matmul.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ArrangeRowsParams {
+    rounded: u64,
+    arranged: u64,
+    num_rows: u32,
+    k_tiles: u32,
+}
+
+/// The first rows of a multiplication, which wgmma takes, in scratch: `[super-tiles of columns][groups of eight
+/// rows][8 core matrices]`, before the sums of a launch.
+pub(super) struct WgmmaMatmul {
+    pub(super) source: &'static KernelSource,
+    pub(super) stem: &'static str,
+    pub(super) view: WeightView,
+    pub(super) num_rows: usize,
+    pub(super) in_features: usize,
+}
+
+impl WgmmaMatmul {
+    /// What the names of a format's kernels begin with, if there are some.
+    pub(super) fn stem_of(format: SliceFormat, view: WeightView) -> Option<&'static str> {
+        match (format, view) {
+            (SliceFormat::Bf16, _) => Some("bf16_matmul"),
+            (SliceFormat::W12, WeightView::Exact) => Some("w12_matmul"),
+            (SliceFormat::W12, WeightView::Q) => Some("w12_matmul_q"),
+            (SliceFormat::Fp8 { .. }, _) => None,
+        }
+    }
+
+    /// Bytes of the arranged rows.
+    pub(super) fn row_bytes(&self) -> usize {
+        self.num_rows.div_ceil(8) * self.in_features.div_ceil(TILE_COLUMNS) * ROW_GROUP_BYTES
+    }
+
+    /// Scratch that multiplying takes.
+    pub(super) fn scratch_bytes(&self, stack: Stack, num_multiprocessors: usize) -> usize {
+        let tile_rows = tile_rows(self.num_rows);
+        self.places(stack, self.num_rows, tile_rows, num_multiprocessors)[3]
+    }
+
+    /// Where, in scratch, a block's own totals, sums of cut octets and sums of shared units begin, and all ends.
+    fn places(
+        &self,
+        stack: Stack,
+        num_rows: usize,
+        tile_rows: usize,
+        num_blocks: usize,
+    ) -> [usize; 4] {
+        let units = num_units(stack) * num_rows.div_ceil(tile_rows);
+        let own = BLOCK_TILES * tile_rows * ROW_SUM_BYTES;
+        let num_octets = SliceMap::of(stack.in_features).num_octets;
+        let shared = num_blocks.min(units * CLUSTER_BLOCKS) * num_octets * own;
+        let first = self.row_bytes();
+        let own = num_blocks * own;
+        [
+            first,
+            first + own,
+            first + 2 * own,
+            first + 2 * own + shared,
+        ]
+    }
+
+    /// Arranges rows that lie at `rounded`.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    pub(super) fn arrange_rows(
+        &self,
+        device: &CudaDevice,
+        rounded: u64,
+    ) -> Result<(), DeviceError> {
+        let function = device.function(self.source, "arrange_rows")?;
+        let k_tiles = self.in_features.div_ceil(TILE_COLUMNS);
+        let shape = Shape::of_values(WARP_LANES * self.num_rows.div_ceil(8) * k_tiles);
+        let params = ArrangeRowsParams {
+            rounded,
+            arranged: device.scratch(self.row_bytes())?,
+            num_rows: self.num_rows as u32,
+            k_tiles: k_tiles as u32,
+        };
+        let launch = Launch::new(&function, shape, true);
+        // SAFETY: `params` mirrors the kernel's; the rows are there, padded, as the matmul's caller saw to, and the scratch has
+        // room.
+        unsafe { launch.run(device, &params) }
+    }
+
+    /// Multiplies `params.num_rows` arranged rows from `first_row`, a multiple of eight, on; `params` are those of mma.sync.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    pub(super) fn launch(
+        &self,
+        device: &CudaDevice,
+        stack: Stack,
+        params: MatmulParams,
+        first_row: usize,
+    ) -> Result<(), DeviceError> {
+        let limits = device.limits();
+        let num_rows = params.num_rows as usize;
+        let config = WgmmaConfig::choose(stack, self.view, num_rows, limits);
+        let name = format!("{}_wgmma_{}", self.stem, config.tile_rows);
+        let function = device.function(self.source, &name)?;
+        device.allow_shared_bytes(&function, config.shared_bytes)?;
+        let mut shape = Shape {
+            num_blocks: CLUSTER_BLOCKS as u32,
+            block_threads: BLOCK_THREADS as u32,
+            shared_bytes: config.shared_bytes as u32,
+            cluster_blocks: CLUSTER_BLOCKS as u32,
+        };
+        let max_clusters = Launch::new(&function, shape, false)
+            .max_clusters(device)?
+            .min(limits.num_multiprocessors / CLUSTER_BLOCKS);
+        let row_tiles = num_rows.div_ceil(config.tile_rows);
+        let num_units = num_units(stack) * row_tiles;
+        // With several tiles of rows, and units that fill the GPU evenly, those that run at a time share weights.
+        let num_turns = num_units.div_ceil(max_clusters);
+        let is_strided = row_tiles > 1 && num_units * 10 >= num_turns * max_clusters * 9;
+        // A run is an octet at least, so that no octet is cut twice.
+        let num_octets = num_units * params.num_octets as usize;
+        let num_clusters = if is_strided {
+            max_clusters.min(num_units)
+        } else {
+            max_clusters.min(num_octets)
+        };
+        let num_blocks = num_clusters * CLUSTER_BLOCKS;
+        shape.num_blocks = num_blocks as u32;
+        let [totals, cut_sums, octet_sums, end] =
+            self.places(stack, num_rows, config.tile_rows, num_blocks);
+        let scratch = device.scratch(end)?;
+        let flags = device.block_flags();
+        let num_flags = num_blocks * BLOCK_TILES;
+        let params = WgmmaParams {
+            matmul: MatmulParams {
+                x: scratch + (first_row / 8 * ROW_GROUP_BYTES) as u64,
+                octet_sums: scratch + octet_sums as u64,
+                ring_slots: config.ring_slots as u32,
+                cluster_blocks: CLUSTER_BLOCKS as u32,
+                ..params
+            },
+            totals: scratch + totals as u64,
+            cut_sums: scratch + cut_sums as u64,
+            cut_flags: flags,
+            octet_counts: flags + (num_flags * size_of::<u32>()) as u64,
+            row_groups: num_rows.div_ceil(8) as u32,
+            row_stride: self.num_rows.div_ceil(8) as u32,
+            row_tiles: row_tiles as u32,
+            num_units: num_units as u32,
+            row_slots: config.row_slots as u32,
+            is_strided: u32::from(is_strided),
+        };
+        let launch = Launch::new(&function, shape, true);
+        // SAFETY: `params` mirrors the kernel's. Weights, rows and results are as long as the shapes ask, which the packer
+        // and the caller saw to; the scratch was asked for just now, and there are flags for every block that the GPU
+        // holds. No more blocks than it holds at a time, so they may wait for each other.
+        unsafe { launch.run(device, &params) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const H200: Limits = Limits {
+        num_multiprocessors: 132,
+        block_shared_bytes: 232_448,
+        has_clusters: true,
+    };
+
+    fn stack(format: SliceFormat, out_features: usize, in_features: usize) -> Stack {
+        Stack {
+            format,
+            in_features,
+            num_tiles: out_features.div_ceil(TILE_CHANNELS),
+        }
+    }
+
+    #[test]
+    fn every_shape_has_both_rings() {
+        for in_features in [64, 1000, 2560, 5120, 6144, 17408] {
+            for (format, view) in [
+                (SliceFormat::Bf16, WeightView::Exact),
+                (SliceFormat::W12, WeightView::Exact),
+                (SliceFormat::W12, WeightView::Q),
+            ] {
+                for num_rows in [33, 64, 65, 300] {
+                    let config =
+                        WgmmaConfig::choose(stack(format, 4096, in_features), view, num_rows, H200);
+                    assert!(config.shared_bytes <= H200.block_shared_bytes, "{config:?}");
+                    assert!(config.ring_slots >= 2, "{in_features} {config:?}");
+                    assert!(config.row_slots >= 4, "{in_features} {config:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_are_shared_out_between_instructions() {
+        for (num_rows, wgmma, launches) in [
+            (32, 0, vec![]),
+            (33, 33, vec![33]),
+            (100, 100, vec![100]),
+            (130, 128, vec![128]),
+            (300, 300, vec![256, 44]),
+            (360, 360, vec![360]),
+        ] {
+            assert_eq!(WgmmaConfig::first_rows(num_rows), wgmma, "{num_rows}");
+            let mut left = wgmma;
+            let mut got = Vec::new();
+            while left > 0 {
+                got.push(WgmmaConfig::launch_rows(left));
+                left -= got[got.len() - 1];
+            }
+            assert_eq!(got, launches, "{num_rows}");
+        }
+    }
+}
