@@ -142,17 +142,40 @@ __device__ __forceinline__ void wait_for_grid(u32* barrier) {
     __syncthreads();
 }
 
-// Adds the octets of this block's share of the tiles, which any blocks may have computed.
+// Adds the octets of this block's share of the tiles, which any blocks may have computed. A warp has the sums of several
+// groups of rows on their way at a time: one after the other would each take a round trip to the L2 cache. There are at
+// least two octets, and an even number of them.
 template <u32 GROUPS>
 __device__ __forceinline__ void add_octets(const MatmulParams& p, u32 num_tiles) {
+    constexpr u32 AT_A_TIME = 4;
     const u32 first = blockIdx.x * num_tiles / gridDim.x, end = (blockIdx.x + 1) * num_tiles / gridDim.x;
     const u32 lane = threadIdx.x % WARP_LANES;
-    for (u32 i = first * GROUPS + threadIdx.x / WARP_LANES; i < end * GROUPS; i += SLICES) {
-        const u32 tile = i / GROUPS, group = i % GROUPS;
-        const float4* sums = p.octet_sums + (static_cast<u64>(tile) * p.num_octets * GROUPS + group) * WARP_LANES + lane;
-        float4 total = __ldcg(sums);
-        for (u32 octet = 1; octet < p.num_octets; octet++) add_to(total, __ldcg(sums + octet * GROUPS * WARP_LANES));
-        store_channels(p, group * 8 + lane / 4, PartTile(p, tile), lane % 4 * 4, total);
+    for (u32 i = first * GROUPS + threadIdx.x / WARP_LANES; i < end * GROUPS; i += AT_A_TIME * SLICES) {
+        const float4* from[AT_A_TIME];
+        float4 total[AT_A_TIME];
+#pragma unroll
+        for (u32 b = 0; b < AT_A_TIME; b++) {
+            const u32 own = min(i + b * SLICES, end * GROUPS - 1), tile = own / GROUPS, group = own % GROUPS;
+            from[b] = p.octet_sums + (static_cast<u64>(tile) * p.num_octets * GROUPS + group) * WARP_LANES + lane;
+        }
+        for (u32 octet = 0; octet < p.num_octets; octet += 2) {
+            float4 even[AT_A_TIME], odd[AT_A_TIME];
+#pragma unroll
+            for (u32 b = 0; b < AT_A_TIME; b++) {
+                even[b] = __ldcg(from[b] + octet * GROUPS * WARP_LANES);
+                odd[b] = __ldcg(from[b] + (octet + 1) * GROUPS * WARP_LANES);
+            }
+#pragma unroll
+            for (u32 b = 0; b < AT_A_TIME; b++) {
+                if (octet == 0) total[b] = even[b];
+                else add_to(total[b], even[b]);
+                add_to(total[b], odd[b]);
+            }
+        }
+#pragma unroll
+        for (u32 b = 0; b < AT_A_TIME; b++) {
+            const u32 own = i + b * SLICES;
+            if (own < end * GROUPS) store_channels(p, own % GROUPS * 8 + lane / 4, PartTile(p, own / GROUPS), lane % 4 * 4, total[b]);
+        }
     }
 }
-

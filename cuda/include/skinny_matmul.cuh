@@ -22,6 +22,9 @@ __device__ __forceinline__ void stream_units(const MatmulParams& p, const Shared
         ring.ask(slot, asked);
         asked = (asked + 1) % BLOCK_OCTETS;
     }
+    // Barriers of the block's own are initialised by now; those of the ring are the warp's affair.
+    __syncthreads();
+    if (p.cluster_blocks > 1) cluster_arrive();
     launch_dependents();
     wait_for_predecessors();
 
@@ -96,8 +99,7 @@ __device__ __forceinline__ void skinny_matmul(const MatmulParams& p) {
     }
     init_inbox<Weights, GROUPS, BLOCK_OCTETS>(p, shared);
     barrier_init_fence();
-    __syncthreads();
-    if (p.cluster_blocks > 1) cluster_arrive();
+    __syncwarp();
     stream_units<Weights, GROUPS, BLOCK_OCTETS>(p, shared, warp, lane, first_unit, num_units, k_tiles, num_tiles);
     if (p.cluster_blocks > 1) {
         // No block leaves while another may still reach into it.

@@ -195,8 +195,42 @@ struct WeightRing {
     }
 };
 
+template <u32 GROUPS>
+__device__ __forceinline__ void multiply_tile(const u32 (&a)[4][4], const u32 (&rows)[4][GROUPS][2], float (&sums)[GROUPS][4]) {
+#pragma unroll
+    for (u32 fragment = 0; fragment < 4; fragment++) {
+#pragma unroll
+        for (u32 group = 0; group < GROUPS; group++) {
+            mma_m16n8k16(sums[group], a[fragment], rows[fragment][group][0], rows[fragment][group][1]);
+        }
+    }
+}
+
+// Super-tile `J` of a slice, already decoded in `a`, and those after it. A super-tile is decoded between the matrix
+// instructions of the one before, which wait for each other.
+template <class Weights, u32 GROUPS, u32 J>
+__device__ __forceinline__ void multiply_from(const typename Weights::Slice& slice, u32 len, const SliceRows<GROUPS>& rows,
+                                              const u32 (&a)[4][4], float (&sums)[GROUPS][4]) {
+    if constexpr (J + 1 < MAX_SLICE_TILES) {
+        // An end of one group is so short that the compiler would predicate it, and every super-tile wait for its four matrix
+        // instructions: there, what lies behind the slice in shared memory is decoded instead, and nobody looks at it.
+        if (GROUPS == 1 || J + 1 < len) {
+            u32 next[4][4];
+            slice.decode(J + 1, next);
+            multiply_tile<GROUPS>(a, rows[J], sums);
+            if (GROUPS == 1 && J + 1 >= len) return;
+            slice.patch(J + 1, next);
+            multiply_from<Weights, GROUPS, J + 1>(slice, len, rows, next, sums);
+            return;
+        }
+    }
+    multiply_tile<GROUPS>(a, rows[J], sums);
+    // Keeps the compiler from making one of the five ends, for which every super-tile would have to move its operands.
+    asm volatile("// end of a slice of %0" ::"n"(J + 1));
+}
+
 // The sums of a slice that has arrived. One piece of code for every length: several would not fit the instruction cache.
-// A super-tile is decoded between the matrix instructions of the one before, which wait for each other.
+// As a loop over super-tiles it would be a third slower: the compiler predicates the matrix instructions of all five.
 template <class Weights, u32 GROUPS>
 __device__ __forceinline__ void multiply_slice(const typename Weights::Slice& slice, u32 len, const SliceRows<GROUPS>& rows,
                                                float (&sums)[GROUPS][4]) {
@@ -204,23 +238,7 @@ __device__ __forceinline__ void multiply_slice(const typename Weights::Slice& sl
     u32 a[4][4];
     slice.decode(0, a);
     slice.patch(0, a);
-#pragma unroll
-    for (u32 j = 0; j < MAX_SLICE_TILES; j++) {
-        u32 next[4][4];
-        // Past the end this decodes what lies behind in shared memory, and nobody looks at it.
-        if (j + 1 < MAX_SLICE_TILES) slice.decode(j + 1, next);
-#pragma unroll
-        for (u32 fragment = 0; fragment < 4; fragment++) {
-#pragma unroll
-            for (u32 group = 0; group < GROUPS; group++) {
-                mma_m16n8k16(sums[group], a[fragment], rows[j][fragment][group][0], rows[j][fragment][group][1]);
-            }
-        }
-        if (j + 1 >= len) return;
-        slice.patch(j + 1, next);
-#pragma unroll
-        for (u32 i = 0; i < 16; i++) a[i / 4][i % 4] = next[i / 4][i % 4];
-    }
+    multiply_from<Weights, GROUPS, 0>(slice, len, rows, a, sums);
 }
 
 // Hands a warp's sums of the block's octet number `index` over.

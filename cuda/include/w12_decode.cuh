@@ -12,11 +12,17 @@ struct LaneBases {
     u32 high;  // channel g + 8
 };
 
+// Bits of `a` where `mask` has ones, else of `b`: one instruction, which the compiler does not find by itself.
+__device__ __forceinline__ u32 select_bits(u32 a, u32 b, u32 mask) {
+    u32 bits;
+    asm("lop3.b32 %0, %1, %2, %3, 0xE2;" : "=r"(bits) : "r"(a), "r"(mask), "r"(b));
+    return bits;
+}
+
 __device__ __forceinline__ void decode_w12(u32 u, u32 v, u32 x, LaneBases bases, u32 (&r)[4]) {
     const u32 high_a = u & 0x87878787;
     const u32 high_b = __funnelshift_r(u, u, 4) & 0x87878787;
-    const u32 low_a = (v & 0xF0F0F0F0) | (x & 0x0F0F0F0F);
-    const u32 nibbles_b = (v & 0x0F0F0F0F) | (x & 0xF0F0F0F0);
+    const u32 low_a = select_bits(v, x, 0xF0F0F0F0), nibbles_b = select_bits(v, x, 0x0F0F0F0F);
     const u32 low_b = __funnelshift_l(nibbles_b, nibbles_b, 4);
     r[0] = __byte_perm(low_a, high_a, 0x5140) + bases.low;
     r[1] = __byte_perm(low_a, high_a, 0x7362) + bases.high;
