@@ -99,27 +99,27 @@ __device__ __forceinline__ void copy_end(u32 barrier) {
 }
 
 // Blocks of a cluster reach into each other's shared memory. Before sm_90 there are no clusters and none of this is called.
+//
+// What orders what: data goes to other blocks by copies and `st.async` alone, which count their bytes on a barrier of the
+// block they write to. That count is a release at cluster scope of just these bytes, so whoever sees the phase complete
+// sees them, whatever the sender's threads do; and shared memory is in no cache. A wait therefore needs no acquire beyond
+// the block: at cluster scope it would empty the multiprocessor's L1 cache (CCTL.IVALL). An arrival in another block
+// only says that something has been read and may be written again. A read is over once its value has been used, or
+// wgmma.wait_group has returned, and the release at block scope keeps the arrival behind it. At cluster scope it would
+// first make all earlier writes of the warp visible to the whole GPU (MEMBAR.ALL.GPU, over a thousand cycles), which is
+// nothing that the other block waits for.
+
+// Says that the block's barriers are initialised: barrier_init_fence makes that visible to the cluster. Orders nothing else.
 __device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
 
+// Returns once all blocks of the cluster have said so. No block may leave before all that others send it has arrived.
 __device__ __forceinline__ void cluster_wait() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-
-// As barrier_wait, where other blocks of the cluster may have completed the phase.
-__device__ __forceinline__ void barrier_wait_cluster(u32 barrier, u32 parity) {
-#if __CUDA_ARCH__ >= 900
-    u32 done;
-    do {
-        asm volatile(
-            "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-            : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
-    } while (!done);
 #endif
 }
 
@@ -163,9 +163,10 @@ __device__ __forceinline__ void store_in_block(u32 remote, float value, u32 remo
 #endif
 }
 
+// Says in another block that something has been read. Makes no write visible there, see above.
 __device__ __forceinline__ void barrier_arrive_in_block(u32 remote_barrier) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote_barrier) : "memory");
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote_barrier) : "memory");
 #endif
 }
 

@@ -169,7 +169,7 @@ struct Block {
     __device__ __forceinline__ void expect(Exchange exchange, u32 num_bytes) const { barrier_expect(barrier_of(exchange), num_bytes); }
 
     // Waits until all of it is there.
-    __device__ __forceinline__ void wait_for(Exchange exchange) const { barrier_wait_cluster(barrier_of(exchange), chunk / 2 % 2); }
+    __device__ __forceinline__ void wait_for(Exchange exchange) const { barrier_wait(barrier_of(exchange), chunk / 2 % 2); }
 
     __device__ __forceinline__ void init_barriers() const {
         if (threadIdx.x == 0) {

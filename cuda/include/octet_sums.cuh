@@ -6,6 +6,7 @@
 // and the grid adds them once all blocks are through. The order of additions is the same in all three.
 #pragma once
 
+#include "signals.cuh"
 #include "slice_sums.cuh"
 
 // Stores four channels of a row, the first of them number `within` of the tile.
@@ -50,7 +51,7 @@ __device__ __forceinline__ void finish_unit(const MatmulParams& p, const SharedL
     const bool is_whole = p.num_octets == BLOCK_OCTETS;
     const InboxPlace place(p, index);
     if (p.cluster_blocks > 1) {
-        barrier_wait_cluster(shared.inbox_free + (place.owner * p.inbox_slots + place.slot) * 8, place.parity ^ 1);
+        barrier_wait(shared.inbox_free + (place.owner * p.inbox_slots + place.slot) * 8, place.parity ^ 1);
     }
     float4 total[GROUPS];
 #pragma unroll
@@ -87,7 +88,7 @@ __device__ __forceinline__ void add_inbox(const MatmulParams& p, const SharedLay
                                           u32 index, u32 tile, u32 lane) {
     const InboxPlace place(p, index);
     const u32 full = shared.inbox_full + place.slot * 8;
-    barrier_wait_cluster(full, place.parity);
+    barrier_wait(full, place.parity);
     float4 total[GROUPS];
     for (u32 octet = 0; octet < p.num_octets; octet++) {
         const u32 from = shared.inbox + (place.slot * p.num_octets + octet) * shared.OCTET_SUM_BYTES + lane * 16;
@@ -122,24 +123,18 @@ __device__ __forceinline__ void init_inbox(const MatmulParams& p, const SharedLa
     if (threadIdx.x < p.inbox_slots * p.cluster_blocks) barrier_init(shared.inbox_free + threadIdx.x * 8, 1);
 }
 
-// Returns once every block of the grid has called it, with all their writes visible. All blocks are resident.
-__device__ __forceinline__ void wait_for_grid(u32* barrier) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        volatile u32* generation = barrier + 1;
-        const u32 before = *generation;
-        __threadfence();
-        if (atomicAdd(barrier, 1) + 1 == gridDim.x) {
-            *barrier = 0;
-            __threadfence();
-            *generation = before + 1;
-        } else {
-            while (*generation == before) {
-            }
-        }
-        __threadfence();
+// Returns once what was sent to other blocks for the `num_units` units of this one has been taken: it may leave, for nobody
+// reaches into it any more. Called by one warp.
+template <class Weights, u32 GROUPS, u32 BLOCK_OCTETS>
+__device__ __forceinline__ void wait_for_owners(const MatmulParams& p, const SharedLayout<Weights, GROUPS, BLOCK_OCTETS>& shared,
+                                                u32 num_units, u32 lane) {
+    for (u32 inbox = lane; inbox < p.cluster_blocks * p.inbox_slots; inbox += WARP_LANES) {
+        // The first unit that met there, and how often one did.
+        const u32 first = inbox % p.inbox_slots * p.cluster_blocks + inbox / p.inbox_slots, apart = p.cluster_blocks * p.inbox_slots;
+        if (num_units <= first) continue;
+        const u32 num_times = (num_units - first + apart - 1) / apart;
+        barrier_wait(shared.inbox_free + inbox * 8, (num_times - 1) & 1);
     }
-    __syncthreads();
 }
 
 // Adds the octets of this block's share of the tiles, which any blocks may have computed. A warp has the sums of several

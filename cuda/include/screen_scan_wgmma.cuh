@@ -145,7 +145,7 @@ __device__ __forceinline__ void exchange_sums(const ScanLayout<ROWS>& shared, u3
     const u32 thread = threadIdx.x % GROUP_THREADS, lane = thread % WARP_LANES, other = part ^ 1;
     const u32 inbox = shared.inbox + consumer * shared.INBOX_BYTES + thread * 16;
     const u32 full = shared.inbox_full + consumer * 8, free = shared.inbox_free + consumer * 8;
-    barrier_wait_cluster(free, turn & 1 ^ 1);
+    barrier_wait(free, turn & 1 ^ 1);
     const u32 there = address_in_block(inbox, other), full_there = address_in_block(full, other);
 #pragma unroll
     for (u32 n = 0; n < shared.COLUMN_GROUPS; n++) {
@@ -154,7 +154,7 @@ __device__ __forceinline__ void exchange_sums(const ScanLayout<ROWS>& shared, u3
                               __int_as_float(sums[4 * n + 3])};
         store_in_block(there + n / 2 * GROUP_THREADS * 16, value, full_there);
     }
-    barrier_wait_cluster(full, turn & 1);
+    barrier_wait(full, turn & 1);
 #pragma unroll
     for (u32 n = 0; n < shared.COLUMN_GROUPS; n++) {
         if ((n & 1) != part) continue;
@@ -197,6 +197,9 @@ __device__ __forceinline__ void decide_tiles(const ScreenParams& p, const ScanLa
             channels.note(p, row_bounds, n * 8, lane, high, low, thresholds[n]);
         }
     }
+    // The block may leave once its last sums have been taken: then nobody reaches into it any more.
+    const u32 num_turns = (run.len + NUM_CONSUMERS - 1 - consumer) / NUM_CONSUMERS;
+    if (p.cluster_blocks > 1 && num_turns > 0) barrier_wait(shared.inbox_free + consumer * 8, (num_turns - 1) & 1);
 }
 
 template <u32 ROWS>
@@ -235,10 +238,5 @@ __device__ __forceinline__ void screen_scan_wgmma(const ScreenParams& p) {
             barrier_arrive(shared.rows_full);
         }
         decide_tiles<ROWS>(p, shared, part, consumer);
-    }
-    if (p.cluster_blocks > 1) {
-        // No block leaves while another may still reach into it.
-        cluster_arrive();
-        cluster_wait();
     }
 }

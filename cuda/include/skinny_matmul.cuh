@@ -102,9 +102,9 @@ __device__ __forceinline__ void skinny_matmul(const MatmulParams& p) {
     __syncwarp();
     stream_units<Weights, GROUPS, BLOCK_OCTETS>(p, shared, warp, lane, first_unit, num_units, k_tiles, num_tiles);
     if (p.cluster_blocks > 1) {
-        // No block leaves while another may still reach into it.
-        cluster_arrive();
-        cluster_wait();
+        // Each warp has waited for the turn before its own: what is left to wait for is one phase of each barrier.
+        __syncthreads();
+        if (warp == 0) wait_for_owners<Weights, GROUPS, BLOCK_OCTETS>(p, shared, num_units, lane);
     } else if (p.num_octets > BLOCK_OCTETS) {
         wait_for_grid(p.grid_barrier);
         add_octets<GROUPS>(p, num_tiles);

@@ -43,7 +43,7 @@ struct MatmulParams {
     MatmulPart parts[MAX_PARTS];
     const u16* x;              // [num_rows][in_features padded to 64] BF16, zero in the padding
     float4* octet_sums;        // without clusters: [tiles][num_octets][row group][32 lanes]
-    u32* grid_barrier;         // without clusters: blocks arrived, zero between launches; generation
+    u32* grid_barrier;         // without clusters: see wait_for_grid
     u32 num_rows;
     u32 num_tiles;             // of all parts
     u32 in_features;

@@ -12,6 +12,7 @@
 // units, clusters take whole ones in turn instead, so that those that run at a time share weights in the L2 cache.
 #pragma once
 
+#include "signals.cuh"
 #include "slice_sums.cuh"
 
 constexpr u32 BLOCK_TILES = 8;  // of a unit: one a warp
@@ -47,12 +48,6 @@ __device__ __forceinline__ void copy_to_cluster(u32 to, const u8* from, u32 num_
     const u16 all = (1u << num_blocks) - 1;
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::"r"(to),
                  "l"(from), "r"(num_bytes), "r"(barrier), "h"(all) : "memory");
-}
-
-// Says in another block that what lies in shared memory has been read. Unlike barrier_arrive_in_block it makes no write visible
-// there, which would take a fence of the whole GPU: over a thousand cycles.
-__device__ __forceinline__ void barrier_free_in_block(u32 remote_barrier) {
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote_barrier) : "memory");
 }
 
 // An L2 policy for data that other blocks read again soon.
@@ -185,6 +180,11 @@ __device__ __forceinline__ void stream_rows(const WgmmaParams& p, const WgmmaLay
             if (++slot == p.row_slots) slot = 0, parity ^= 1;
         }
     }
+    // The block may leave once all blocks have read the last of it: then nobody reaches into it any more.
+    for (u32 i = 0; i < p.row_slots; i++) {
+        barrier_wait(shared.rows_empty + slot * 8, parity);
+        if (++slot == p.row_slots) slot = 0, parity ^= 1;
+    }
 }
 
 // The ring of activations as those see it who multiply.
@@ -198,7 +198,7 @@ __device__ __forceinline__ void sum_slice(const WgmmaParams& p, const WgmmaLayou
                                           const typename Weights::Slice& slice, u32 len, RowSlots& rows, u32 lane,
                                           float (&sums)[ROWS / 2]) {
     const auto free_rows = [&] {
-        if (lane < p.matmul.cluster_blocks) barrier_free_in_block(address_in_block(shared.rows_empty + rows.to_free * 8, lane));
+        if (lane < p.matmul.cluster_blocks) barrier_arrive_in_block(address_in_block(shared.rows_empty + rows.to_free * 8, lane));
         if (++rows.to_free == p.row_slots) rows.to_free = 0;
     };
 #pragma unroll
@@ -310,19 +310,14 @@ struct UnitTile {
     // Leaves the first slices of an octet for the next cluster.
     __device__ __forceinline__ void leave_cut(const float (&sums)[ROWS / 2]) const {
         leave(p.cut_sums + static_cast<u64>(place(blockIdx.x)) * FLOATS4 + lane, sums);
-        __threadfence();
         __syncwarp();
-        if (lane == 0) atomicExch(p.cut_flags + place(blockIdx.x), 1);
+        if (lane == 0) signal_raise(p.cut_flags + place(blockIdx.x));
     }
 
     // Takes them from the cluster before.
     __device__ __forceinline__ void take_cut(float (&sums)[ROWS / 2]) const {
         const u32 from = place(blockIdx.x - p.matmul.cluster_blocks);
-        if (lane == 0) {
-            while (atomicCAS(p.cut_flags + from, 1, 0) == 0) {
-            }
-            __threadfence();
-        }
+        if (lane == 0) signal_take(p.cut_flags + from);
         __syncwarp();
         const float4* left = p.cut_sums + static_cast<u64>(from) * FLOATS4 + lane;
 #pragma unroll
@@ -346,14 +341,12 @@ struct UnitTile {
         const u32 meets = place(run.meeting_place(p, unit) * num_blocks + blockIdx.x % num_blocks);
         float4* octets = p.matmul.octet_sums + static_cast<u64>(meets) * num_octets * FLOATS4 + lane;
         leave(octets + octet * FLOATS4, sums);
-        __threadfence();
         __syncwarp();
         u32 before = 0;
-        if (lane == 0) before = atomicAdd(p.octet_counts + meets, 1);
+        if (lane == 0) before = signal_add(p.octet_counts + meets, 1);
         before = __shfl_sync(0xFFFFFFFF, before, 0);
         if (before + 1 < num_octets) return;
         if (lane == 0) p.octet_counts[meets] = 0;
-        __threadfence();
 #pragma unroll
         for (u32 i = 0; i < FRAGMENTS; i++) {
             const float4 first = __ldcg(octets + i * WARP_LANES);
@@ -440,11 +433,6 @@ __device__ __forceinline__ void wgmma_matmul(const WgmmaParams& p) {
         if (num_blocks > 1) cluster_wait();
         if (threadIdx.x == BLOCK_TILES * WARP_LANES) stream_rows<Weights, ROWS>(p, shared, run, k_tiles);
         __syncwarp();
-    }
-    if (num_blocks > 1) {
-        // No block leaves while another may still reach into it.
-        cluster_arrive();
-        cluster_wait();
     }
 }
 

@@ -79,6 +79,7 @@ pub(super) const HEADERS: &[(&str, &str)] = headers![
     "power_of_two.cuh",
     "quantised_rows.cuh",
     "row_paths.cuh",
+    "signals.cuh",
     "skinny_matmul.cuh",
     "slice_sums.cuh",
     "split_product.cuh",
