@@ -232,7 +232,8 @@ __device__ __forceinline__ void sum_slice(const WgmmaParams& p, const WgmmaLayou
 template <u32 ROWS>
 struct UnitTile {
     static constexpr u32 FRAGMENTS = ROWS / 8, FLOATS4 = FRAGMENTS * WARP_LANES;  // a fragment: sums of a tile and eight rows
-    static constexpr u32 AT_ONCE = 32;  // floats that are loaded before the first of them is used
+    // Floats that are loaded before the first of them is used, and octets' worth of those.
+    static constexpr u32 AT_ONCE = ROWS < 64 ? ROWS / 2 : 32, OCTETS_AT_ONCE = 64 / AT_ONCE;
     const WgmmaParams& p;
     const ClusterRun& run;
     const u32 warp, lane;
@@ -289,13 +290,41 @@ struct UnitTile {
     __device__ __forceinline__ void add_after(const float4* from, float (&sums)[ROWS / 2]) const {
 #pragma unroll
         for (u32 first = 0; first < ROWS / 2; first += AT_ONCE) {
-            float4 before[AT_ONCE / 4];
+            float before[AT_ONCE];
+            load(from + first / 4 * WARP_LANES, before);
 #pragma unroll
-            for (u32 i = 0; i < AT_ONCE / 4; i++) before[i] = __ldcg(from + (first / 4 + i) * WARP_LANES);
+            for (u32 i = 0; i < AT_ONCE; i++) sums[first + i] = before[i] + sums[first + i];
+        }
+    }
+
+    __device__ __forceinline__ static void load(const float4* from, float (&values)[AT_ONCE]) {
 #pragma unroll
-            for (u32 i = 0; i < AT_ONCE / 4; i++) {
-                float* to = sums + first + 4 * i;
-                to[0] = before[i].x + to[0], to[1] = before[i].y + to[1], to[2] = before[i].z + to[2], to[3] = before[i].w + to[3];
+        for (u32 i = 0; i < AT_ONCE / 4; i++) {
+            const float4 four = __ldcg(from + i * WARP_LANES);
+            values[4 * i] = four.x, values[4 * i + 1] = four.y, values[4 * i + 2] = four.z, values[4 * i + 3] = four.w;
+        }
+    }
+
+    // The sum of all octets of a unit, in their order. Several are on their way at a time: each would else wait for a round trip
+    // to the L2 cache.
+    __device__ __forceinline__ void add_octets(const float4* octets, u32 num_octets, float (&sums)[ROWS / 2]) const {
+#pragma unroll
+        for (u32 first = 0; first < ROWS / 2; first += AT_ONCE) {
+#pragma unroll 1
+            for (u32 start = 0; start < num_octets; start += OCTETS_AT_ONCE) {
+                float values[OCTETS_AT_ONCE][AT_ONCE];
+#pragma unroll
+                for (u32 o = 0; o < OCTETS_AT_ONCE; o++) {
+                    load(octets + min(start + o, num_octets - 1) * FLOATS4 + first / 4 * WARP_LANES, values[o]);
+                }
+#pragma unroll
+                for (u32 o = 0; o < OCTETS_AT_ONCE; o++) {
+                    if (start + o >= num_octets) break;
+#pragma unroll
+                    for (u32 i = 0; i < AT_ONCE; i++) {
+                        sums[first + i] = start + o == 0 ? values[o][i] : sums[first + i] + values[o][i];
+                    }
+                }
             }
         }
     }
@@ -347,16 +376,19 @@ struct UnitTile {
         before = __shfl_sync(0xFFFFFFFF, before, 0);
         if (before + 1 < num_octets) return;
         if (lane == 0) p.octet_counts[meets] = 0;
-#pragma unroll
-        for (u32 i = 0; i < FRAGMENTS; i++) {
-            const float4 first = __ldcg(octets + i * WARP_LANES);
-            sums[4 * i] = first.x, sums[4 * i + 1] = first.y, sums[4 * i + 2] = first.z, sums[4 * i + 3] = first.w;
-        }
-#pragma unroll 1
-        for (u32 other = 1; other < num_octets; other++) add_after(octets + other * FLOATS4, sums);
+        add_octets(octets, num_octets, sums);
         store_unit(sums);
     }
 };
+
+// Returns once the barriers of all blocks of the cluster are initialised, and predecessors are done. By then a warp's own ring,
+// which is nobody else's affair, is on its way.
+__device__ __forceinline__ void meet_cluster(u32 num_blocks) {
+    __syncthreads();
+    if (num_blocks > 1) cluster_arrive();
+    wait_for_predecessors();
+    if (num_blocks > 1) cluster_wait();
+}
 
 template <class Weights, u32 ROWS>
 __device__ __forceinline__ void multiply_run(const WgmmaParams& p, const WgmmaLayout<Weights, ROWS>& shared, const ClusterRun& run,
@@ -367,8 +399,7 @@ __device__ __forceinline__ void multiply_run(const WgmmaParams& p, const WgmmaLa
                            0, 0, 0, 0, nullptr};
     ring.find_part();
     for (u32 slot = 0; slot < ring_slots; slot++) ring.ask(slot);
-    wait_for_predecessors();
-    if (num_blocks > 1) cluster_wait();
+    meet_cluster(num_blocks);
     RowSlots rows{0, 0, 0};
     u32 slot = 0, parity = 0;
     for (u32 index = 0; index < run.num_parts; index++) {
@@ -414,29 +445,32 @@ __device__ __forceinline__ void wgmma_matmul(const WgmmaParams& p) {
     const u32 k_tiles = (p.matmul.in_features + TILE_COLUMNS - 1) / TILE_COLUMNS;
     const u32 num_blocks = p.matmul.cluster_blocks;
     const ClusterRun run(p);
-    for (u32 i = threadIdx.x; i < BLOCK_TILES * p.matmul.ring_slots; i += WGMMA_THREADS) barrier_init(shared.ring_full + i * 8, 1);
-    for (u32 i = threadIdx.x; i < p.row_slots; i += WGMMA_THREADS) {
-        barrier_init(shared.rows_full + i * 8, 1);
-        barrier_init(shared.rows_empty + i * 8, BLOCK_TILES * num_blocks);
+    launch_dependents();
+    if (warp < BLOCK_TILES) {
+        const u32 own = shared.ring_full + warp * p.matmul.ring_slots * 8;
+        if (lane < p.matmul.ring_slots) barrier_init(own + lane * 8, 1);
+    } else if (warp == BLOCK_TILES && lane < p.row_slots) {
+        barrier_init(shared.rows_full + lane * 8, 1);
+        barrier_init(shared.rows_empty + lane * 8, BLOCK_TILES * num_blocks);
     }
     barrier_init_fence();
-    __syncthreads();
-    if (num_blocks > 1) cluster_arrive();
-    launch_dependents();
+    __syncwarp();
     // Registers belong to warpgroups: those that multiply take what the third leaves.
     if (warp < BLOCK_TILES) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
         multiply_run<Weights, ROWS>(p, shared, run, k_tiles, warp, lane);
     } else {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        wait_for_predecessors();
-        if (num_blocks > 1) cluster_wait();
+        meet_cluster(num_blocks);
         if (threadIdx.x == BLOCK_TILES * WARP_LANES) stream_rows<Weights, ROWS>(p, shared, run, k_tiles);
         __syncwarp();
     }
 }
 
 #define WGMMA_MATMUL_KERNELS(NAME, ...)        \
+    WGMMA_MATMUL_KERNEL(NAME, 8, __VA_ARGS__)  \
+    WGMMA_MATMUL_KERNEL(NAME, 16, __VA_ARGS__) \
+    WGMMA_MATMUL_KERNEL(NAME, 32, __VA_ARGS__) \
     WGMMA_MATMUL_KERNEL(NAME, 64, __VA_ARGS__) \
     WGMMA_MATMUL_KERNEL(NAME, 128, __VA_ARGS__)
 #define WGMMA_MATMUL_KERNEL(NAME, ROWS, ...)                                                                                   \

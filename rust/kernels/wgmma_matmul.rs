@@ -1,4 +1,4 @@
-//! Launching `cuda/include/wgmma_matmul.cuh`: exact matmuls of more than 32 rows on Hopper, with the bits of all others.
+//! Launching `cuda/include/wgmma_matmul.cuh`: matmuls of more than [`MMA_ROWS`] rows on Hopper, with the bits of all others.
 //!
 //! [`WgmmaConfig`] says which rows go there and what a launch takes. None of it changes a sum.
 
@@ -23,16 +23,18 @@ const WARP_LANES: usize = 32;
 const MAX_RING_SLOTS: usize = 4;
 /// Super-tiles of activations without which the multiplying warps wait for them, and with which they never do.
 const ROW_SLOTS: [usize; 2] = [4, 12];
-/// Rows that one launch of mma.sync multiplies: with no more, it is faster.
+/// With no more rows than these, mma.sync is faster; at most what one of its launches multiplies.
 const MMA_ROWS: usize = 32;
 /// Rows of a tile, for which there are kernels.
-const MIN_TILE_ROWS: usize = 64;
+const TILE_ROWS: [usize; 5] = [8, 16, 32, 64, MAX_TILE_ROWS];
 const MAX_TILE_ROWS: usize = 128;
+/// A rest of no more than these gets a launch of its own, with a smaller tile.
+const HALF_TILE_ROWS: usize = MAX_TILE_ROWS / 2;
 
 /// How a launch with wgmma is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WgmmaConfig {
-    /// Rows that one instruction multiplies, 64 or 128.
+    /// Rows that one instruction multiplies, of [`TILE_ROWS`].
     tile_rows: usize,
     /// Slices of a warp's ring.
     ring_slots: usize,
@@ -56,7 +58,7 @@ impl WgmmaConfig {
     /// Rows of the first of the launches that multiply `num_rows` with wgmma.
     pub(super) fn launch_rows(num_rows: usize) -> usize {
         match num_rows % MAX_TILE_ROWS {
-            1..=MIN_TILE_ROWS if num_rows > MAX_TILE_ROWS => {
+            1..=HALF_TILE_ROWS if num_rows > MAX_TILE_ROWS => {
                 num_rows / MAX_TILE_ROWS * MAX_TILE_ROWS
             }
             _ => num_rows,
@@ -88,11 +90,8 @@ impl WgmmaConfig {
 }
 
 fn tile_rows(num_rows: usize) -> usize {
-    if num_rows <= MIN_TILE_ROWS {
-        MIN_TILE_ROWS
-    } else {
-        MAX_TILE_ROWS
-    }
+    let fits = |rows: &usize| num_rows <= *rows;
+    TILE_ROWS.into_iter().find(fits).unwrap_or(MAX_TILE_ROWS)
 }
 
 /// Units of a cluster's channels.
@@ -303,7 +302,7 @@ mod tests {
                 (SliceFormat::W12, WeightView::Exact),
                 (SliceFormat::W12, WeightView::Q),
             ] {
-                for num_rows in [33, 64, 65, 300] {
+                for num_rows in [1, 9, 17, 33, 64, 65, 300] {
                     let config =
                         WgmmaConfig::choose(stack(format, 4096, in_features), view, num_rows, H200);
                     assert!(config.shared_bytes <= H200.block_shared_bytes, "{config:?}");
