@@ -15,6 +15,8 @@ constexpr double MAX_CODE = 127.0, TERM_BASE = 255.0, MAX_SUM = TERM_BASE * MAX_
 constexpr double LEAST = 0x1p-60, MOST_SCALE = 0x1p60, MOST_STEP = 0x1p30;
 constexpr double UP = 1.0 + 0x1p-30;        // above the roundings of f64 sums of 2^16 squares
 constexpr double FLOAT_UP = 1.0 + 0x1p-20;  // above those of a few fp32 operations
+// Threads that code a row.
+constexpr u32 ROW_THREADS = 1024;
 
 struct CodeHeadParams {
     const u8* exact;  // fragment order
@@ -79,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(256) code_head(const __grid_constan
 }
 
 __device__ __forceinline__ double block_sum_f64(double value) {
-    __shared__ double sums[SCAN_WARPS];
+    __shared__ double sums[ROW_THREADS / WARP_LANES];
 #pragma unroll
     for (u32 distance = WARP_LANES / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(ALL_LANES, value, distance);
     __syncthreads();
@@ -87,11 +89,9 @@ __device__ __forceinline__ double block_sum_f64(double value) {
     __syncthreads();
     double total = 0.0;
 #pragma unroll
-    for (u32 warp = 0; warp < SCAN_WARPS; warp++) total += sums[warp];
+    for (u32 warp = 0; warp < ROW_THREADS / WARP_LANES; warp++) total += sums[warp];
     return total;
 }
-
-__device__ __forceinline__ float round_to_bf16(float x) { return __uint_as_float(pack_bf16(x, 0.0f) << 16); }
 
 // Marks the ids that a row may not choose.
 __device__ __forceinline__ void mark_masked(const ScreenParams& p, u32 row) {
@@ -105,7 +105,25 @@ __device__ __forceinline__ void mark_masked(const ScreenParams& p, u32 row) {
     }
 }
 
-// A block takes a row: BF16 values, two terms of each, and the row's bounds.
+// Four columns of a row as BF16 takes them, zeros past the last; their bits, two to a word.
+struct RoundedQuad {
+    u32 low, high;
+
+    __device__ __forceinline__ RoundedQuad(const float* x, u32 first, u32 in_features) {
+        float values[4];
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) values[i] = first + i < in_features ? x[first + i] : 0.0f;
+        low = pack_bf16(values[0], values[1]), high = pack_bf16(values[2], values[3]);
+    }
+
+    __device__ __forceinline__ float value(u32 i) const {
+        const u32 word = i < 2 ? low : high;
+        return __uint_as_float(i % 2 ? word & 0xFFFF0000 : word << 16);
+    }
+};
+
+// A block takes a row: BF16 values, two terms of each, and the row's bounds. Which integers stand for a value is free, as what
+// they leave out is measured: they are found in fp32. Only norms are sums of float64.
 template <u32 ROWS>
 __device__ __forceinline__ void code_rows(const ScreenParams& p) {
     launch_dependents();
@@ -114,32 +132,47 @@ __device__ __forceinline__ void code_rows(const ScreenParams& p) {
     const float* x = p.x + static_cast<u64>(row) * p.in_features;
     u64 largest_bits = 0;
     double squares = 0.0;
-    for (u32 k = threadIdx.x; k < padded; k += blockDim.x) {
-        const float value = k < p.in_features ? round_to_bf16(x[k]) : 0.0f;
-        p.rounded[static_cast<u64>(row) * padded + k] = __float_as_uint(value) >> 16;
-        largest_bits = max(largest_bits, static_cast<u64>(__float_as_uint(value) & 0x7FFFFFFF));
-        squares += static_cast<double>(value) * value;
+    for (u32 k = threadIdx.x * 4; k < padded; k += blockDim.x * 4) {
+        const RoundedQuad quad(x, k, p.in_features);
+        *reinterpret_cast<uint2*>(p.rounded + static_cast<u64>(row) * padded + k) = {quad.low, quad.high};
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            const double value = quad.value(i);
+            largest_bits = max(largest_bits, static_cast<u64>(__float_as_uint(quad.value(i)) & 0x7FFFFFFF));
+            squares += value * value;
+        }
     }
     squares = block_sum_f64(squares);
-    const double largest = __uint_as_float(static_cast<u32>(block_max<SCAN_WARPS>(largest_bits)));
+    const double largest = __uint_as_float(static_cast<u32>(block_max<ROW_THREADS / WARP_LANES>(largest_bits)));
     const double norm = sqrt(squares) * UP;
     const float step = static_cast<float>(largest / MAX_SUM);
     // A NaN passes no comparison.
     const bool is_screened = step >= LEAST && step <= MOST_STEP && p.largest_norm * norm < 0x1p126;
-    const double inverse = is_screened ? 1.0 / static_cast<double>(step) : 0.0;
+    const float inverse = is_screened ? 1.0f / step : 0.0f;
     double rest = 0.0;
     constexpr u32 COLUMNS = 2 * ROWS;
-    for (u32 k = threadIdx.x; k < p.num_chunks * CHUNK_COLUMNS; k += blockDim.x) {
-        const double value = is_screened && k < p.in_features ? round_to_bf16(x[k]) : 0.0f;
-        const double sum = fmin(fmax(rint(value * inverse), -MAX_SUM), MAX_SUM);
-        // No integer over 255 is near half of one: rounding to the nearest leaves -127..=127.
-        const double high = rint(sum * (1.0 / TERM_BASE)), low = sum - TERM_BASE * high;
-        rest += (value - step * sum) * (value - step * sum);
+    constexpr float TERM = TERM_BASE, MOST = MAX_SUM;
+    for (u32 k = threadIdx.x * 4; k < p.num_chunks * CHUNK_COLUMNS; k += blockDim.x * 4) {
+        const RoundedQuad quad(x, k, p.in_features);
+        u32 high_codes = 0, low_codes = 0;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            const float value = is_screened ? quad.value(i) : 0.0f;
+            const float sum = fminf(fmaxf(rintf(value * inverse), -MOST), MOST);
+            // No integer over 255 is near half of one: rounding to the nearest leaves -127..=127.
+            const float high = rintf(sum * (1.0f / TERM)), low = sum - TERM * high;
+            // Rounded once.
+            const double left = fmaf(-step, sum, value);
+            rest += left * left;
+            high_codes |= (static_cast<u32>(static_cast<int>(high)) & 0xFF) << 8 * i;
+            low_codes |= (static_cast<u32>(static_cast<int>(low)) & 0xFF) << 8 * i;
+        }
         u8* chunk = p.row_codes + static_cast<u64>(k / CHUNK_COLUMNS) * COLUMNS * CHUNK_COLUMNS + k % CHUNK_COLUMNS;
-        chunk[row * 16] = static_cast<u8>(static_cast<int>(high));
-        chunk[(ROWS + row) * 16] = static_cast<u8>(static_cast<int>(low));
+        *reinterpret_cast<u32*>(chunk + row * 16) = high_codes;
+        *reinterpret_cast<u32*>(chunk + (ROWS + row) * 16) = low_codes;
     }
-    rest = sqrt(block_sum_f64(rest)) * UP;
+    // Above the rounding of each term, and of terms that underflow.
+    rest = sqrt(block_sum_f64(rest)) * (UP + 0x1p-22) + 0x1p-120;
     if (threadIdx.x == 0) {
         const double root = sqrt(static_cast<double>(p.in_features));
         const double of_residual = norm * (1.0 + p.order), of_coded = rest + norm * p.order + 0x1p-19 * (norm + rest);
@@ -155,7 +188,7 @@ __device__ __forceinline__ void code_rows(const ScreenParams& p) {
 }
 
 // Groups of 16 channels that a block looks at.
-constexpr u32 PART_GROUPS = 2048;
+constexpr u32 PART_GROUPS = 512;
 
 extern "C" __global__ void __launch_bounds__(256) select_survivors(const __grid_constant__ ScreenParams p) {
     __shared__ u32 groups[PART_GROUPS], num_found;
@@ -183,14 +216,17 @@ extern "C" __global__ void __launch_bounds__(256) select_survivors(const __grid_
     }
 }
 
+// Rows of a scan, at most.
+constexpr u32 MOST_ROWS = 32;
+
 // Sixteen survivors of a row, or as many as there are left.
 struct SurvivorGroup {
     u32 row, first, len;
 
-    // The `index`-th of all rows that are decided by survivors; `len` is 0 past the last.
-    __device__ __forceinline__ SurvivorGroup(const ScreenParams& p, u32 index) : row(0), first(0), len(0) {
+    // The `index`-th of all rows that are decided by survivors, `counts` of them; `len` is 0 past the last.
+    __device__ __forceinline__ SurvivorGroup(const ScreenParams& p, const u32* counts, u32 index) : row(0), first(0), len(0) {
         for (; row < p.num_rows; row++) {
-            const u32 count = p.counts[row];
+            const u32 count = counts[row];
             if (count > p.max_survivors) continue;
             const u32 num_groups = (count + 15) / 16;
             if (index < num_groups) {
@@ -214,32 +250,47 @@ __device__ __forceinline__ void multiply_survivors(const ScreenParams& p, u32 ro
         return p.exact + static_cast<u64>(channel / TILE_CHANNELS) * k_tiles * TILE_BYTES + (channel % 8 * 4 + quad) * 16 + channel % 16 / 8 * 4;
     };
     const u8 *low_words = words_of(low), *high_words = words_of(high);
-    for (u32 k_tile = first; k_tile < end; k_tile++) {
-        const uint4* x = reinterpret_cast<const uint4*>(p.rounded + (static_cast<u64>(row) * k_tiles + k_tile) * TILE_COLUMNS + quad * 16);
-        const uint4 x_low = x[0], x_high = x[1];
-        const u32 b[4][2] = {{x_low.x, x_low.y}, {x_low.z, x_low.w}, {x_high.x, x_high.y}, {x_high.z, x_high.w}};
-        u32 a[4][4];
+    const uint4* x_words = reinterpret_cast<const uint4*>(p.rounded + static_cast<u64>(row) * k_tiles * TILE_COLUMNS + quad * 16);
+    // Loads of several tiles are under way at a time; the chain of products is one.
+    constexpr u32 AHEAD = 3;
+    for (u32 k_tile = first; k_tile < end; k_tile += AHEAD) {
+        u32 a[AHEAD][4][4];
+        uint4 x[AHEAD][2];
 #pragma unroll
-        for (u32 fragment = 0; fragment < 4; fragment++) {
-            const u32* of_low = reinterpret_cast<const u32*>(low_words + static_cast<u64>(k_tile) * TILE_BYTES + fragment * 512);
-            const u32* of_high = reinterpret_cast<const u32*>(high_words + static_cast<u64>(k_tile) * TILE_BYTES + fragment * 512);
-            a[fragment][0] = __ldg(of_low), a[fragment][2] = __ldg(of_low + 2);
-            a[fragment][1] = __ldg(of_high), a[fragment][3] = __ldg(of_high + 2);
+        for (u32 i = 0; i < AHEAD; i++) {
+            // Past the end the last one again.
+            const u64 tile = min(k_tile + i, end - 1);
+            x[i][0] = __ldcg(x_words + tile * (TILE_COLUMNS / 8)), x[i][1] = __ldcg(x_words + tile * (TILE_COLUMNS / 8) + 1);
+#pragma unroll
+            for (u32 fragment = 0; fragment < 4; fragment++) {
+                const u32* of_low = reinterpret_cast<const u32*>(low_words + tile * TILE_BYTES + fragment * 512);
+                const u32* of_high = reinterpret_cast<const u32*>(high_words + tile * TILE_BYTES + fragment * 512);
+                a[i][fragment][0] = __ldg(of_low), a[i][fragment][2] = __ldg(of_low + 2);
+                a[i][fragment][1] = __ldg(of_high), a[i][fragment][3] = __ldg(of_high + 2);
+            }
         }
 #pragma unroll
-        for (u32 fragment = 0; fragment < 4; fragment++) mma_m16n8k16(sums, a[fragment], b[fragment][0], b[fragment][1]);
+        for (u32 i = 0; i < AHEAD; i++) {
+            if (k_tile + i >= end) break;
+            const u32 b[8] = {x[i][0].x, x[i][0].y, x[i][0].z, x[i][0].w, x[i][1].x, x[i][1].y, x[i][1].z, x[i][1].w};
+#pragma unroll
+            for (u32 fragment = 0; fragment < 4; fragment++) mma_m16n8k16(sums, a[i][fragment], b[2 * fragment], b[2 * fragment + 1]);
+        }
     }
 }
 
 // A block takes groups of survivors in turn. Slices and their sums are those of slice_sums.cuh: eight warps a chain each, added in
 // ascending order to an octet's sum, octets in ascending order to the logit.
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) rescore_survivors(const __grid_constant__ ScreenParams p) {
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 2) rescore_survivors(const __grid_constant__ ScreenParams p) {
     __shared__ float slice_sums[SLICES][TILE_CHANNELS];
+    __shared__ u32 counts[MOST_ROWS];
     launch_dependents();
     wait_for_predecessors();
     const u32 warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
+    if (threadIdx.x < p.num_rows) counts[threadIdx.x] = p.counts[threadIdx.x];
+    __syncthreads();
     for (u32 index = blockIdx.x;; index += gridDim.x) {
-        const SurvivorGroup group(p, index);
+        const SurvivorGroup group(p, counts, index);
         if (group.len == 0) return;
         const u32* ids = p.survivors + static_cast<u64>(group.row) * p.max_survivors + group.first;
         const u32 low = ids[min(lane / 4, group.len - 1)], high = ids[min(lane / 4 + 8, group.len - 1)];
@@ -264,7 +315,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) rescore_survivors(co
 }
 
 #define SCREEN_KERNELS(ROWS)                                                                                                     \
-    extern "C" __global__ void __launch_bounds__(256) code_rows_##ROWS(const __grid_constant__ ScreenParams p) { code_rows<ROWS>(p); } \
+    extern "C" __global__ void __launch_bounds__(ROW_THREADS) code_rows_##ROWS(const __grid_constant__ ScreenParams p) { code_rows<ROWS>(p); } \
     extern "C" __global__ void __launch_bounds__(256, 2) screen_scan_##ROWS(const __grid_constant__ ScreenParams p) { screen_scan<ROWS>(p); }
 SCREEN_KERNELS(8)
 SCREEN_KERNELS(16)

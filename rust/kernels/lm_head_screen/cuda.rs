@@ -17,7 +17,9 @@
 //! Intervals are computed in fp32. Scales outside 2^-60..2^60 make a channel survive, steps outside 2^-60..2^30 send a row to
 //! the dense path, so that nothing overflows or underflows. Then the centre, `(scale sum) step` with the sum rounded once, is
 //! off by three roundings, the radius by three, their sum by one more. `|centre| <= |s q| (|x| + |e|)`, so `|s q|` is
-//! multiplied with `2^-19 (|x| + |e|)` more than its share, and all constants of a row are raised by `1 + 2^-20`.
+//! multiplied with `2^-19 (|x| + |e|)` more than its share, and all constants of a row are raised by `1 + 2^-20`. What the codes
+//! of a row leave out of it is one rounding off in each column, and perhaps below 2^-126: `|e|` is raised by 2^-22 of it, and
+//! by 2^-120.
 
 use super::head_codes::{CHUNK_COLUMNS, HeadCodes};
 use super::rescore::gap_of;
@@ -32,10 +34,12 @@ use crate::kernels::launcher::Launcher;
 use crate::kernels::skinny_weights::{OCTET, SliceMap, TILE_COLUMNS};
 
 const BLOCK_THREADS: usize = 256;
+/// Threads that code a row.
+const ROW_THREADS: usize = 1024;
 /// Two warpgroups and a warp that asks for codes.
 const WGMMA_THREADS: usize = 2 * 128 + 32;
 /// Groups of 16 channels that a block of `select_survivors` looks at.
-const PART_GROUPS: usize = 2048;
+const PART_GROUPS: usize = 512;
 /// Blocks a multiprocessor for kernels that take work in turn.
 const TURN_BLOCKS: usize = 4;
 /// Columns of one matrix instruction of the exact product.
@@ -239,7 +243,7 @@ fn launch(
 ) -> Result<(), KernelError> {
     let rows = config.rows;
     let num_rows = params.num_rows as usize;
-    let of_rows = Shape::of_blocks(num_rows, BLOCK_THREADS);
+    let of_rows = Shape::of_blocks(num_rows, ROW_THREADS);
     // SAFETY: `params` mirrors the kernels'; `check` saw that `x` and the masks hold the rows, and the scratch holds the rest.
     unsafe { launcher.run(&format!("code_rows_{rows}"), of_rows, &params)? };
     let turns = Shape::of_blocks(TURN_BLOCKS * limits.num_multiprocessors, BLOCK_THREADS);
