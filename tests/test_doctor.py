@@ -13,6 +13,7 @@ import pytest
 from specpilot_rs import LLM, SpecPilotError, doctor
 
 from . import random_drafters as drafters
+from . import speculators_drafters as speculators
 from .conftest import FIXTURES
 from .safetensors_file import Tensors, read_tensors, write_tensors
 
@@ -25,8 +26,13 @@ FORMATS = [
     (drafters.dspark, "qwen3_5_wrapper"),
     (drafters.deepspec, "qwen3_5_text"),
     (drafters.eagle3, "llama_rope_scaling"),
-    (drafters.eagle3_speculators, "gemma4_unified"),
-    (drafters.dflash_speculators, "gemma4_unified"),
+    (speculators.eagle3_speculators, "gemma4_unified"),
+    (speculators.dflash_speculators, "gemma4_unified"),
+    (speculators.dflash_speculators_reduced, "qwen3_5_text"),
+    (speculators.dflash2_speculators, "qwen3_5_wrapper"),
+    (speculators.dspark_speculators, "qwen3_5_wrapper"),
+    (speculators.dspark_speculators_reduced, "gemma4_unified"),
+    (speculators.dspark_speculators_muse, "muse_glimmer"),
     (drafters.gemma_dspark, "gemma4_unified"),
     (drafters.muse_assistant, "muse_glimmer"),
 ]
@@ -131,13 +137,13 @@ BROKEN_DRAFTERS: list[tuple[Any, str, str, Change]] = [
         lambda c: c["dflash_config"].update(markov_head_type=1),
     ),
     (
-        drafters.eagle3_speculators,
+        speculators.eagle3_speculators,
         "gemma4_unified",
         "norm_before_residual",
         lambda c: c.pop("norm_before_residual"),
     ),
     (
-        drafters.dflash_speculators,
+        speculators.dflash_speculators,
         "gemma4_unified",
         "speculators peagle",
         lambda c: c.update(speculators_model_type="peagle"),
