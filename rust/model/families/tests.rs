@@ -290,6 +290,18 @@ fn parts_that_are_not_supported_are_refused() {
             Some(json!({"sliding_attention": {"rope_type": "linear"}})),
             "rope_parameters.sliding_attention.rope_type` should be \"default\" or \"proportional\"",
         ),
+        (
+            gemma,
+            "rope_scaling",
+            Some(json!({"rope_type": "yarn", "factor": 4.0})),
+            "should be {}, got",
+        ),
+        (
+            muse,
+            "rope_scaling",
+            Some(json!({"rope_type": "yarn", "factor": 4.0})),
+            "should be {}, got",
+        ),
         (muse, "post_norm_eps", None, "is missing"),
         (muse, "qk_scale_factor", None, "is missing"),
         (
