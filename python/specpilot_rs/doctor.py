@@ -1,8 +1,8 @@
 """What could go wrong here, found before a model is loaded.
 
 In: nothing, or a model's directory or hub id. Out: findings, each OK, WARN or FAIL, the latter two with what
-to do. Config, weights and tokenizer go through the readers of `LLM(model)`, weight files by their headers only, so
-that a check of a large model takes no time and fails where loading would; only loading reads the values,
+to do. Config, weights and tokenizer go through the readers of `LLM(model)`, weight files by their headers,
+so that a check of a large model takes no time and fails where loading would; only loading reads the values,
 and the finding says so. Of a hub model all but the weights is fetched, and weights are judged if they are in
 the cache.
 """
