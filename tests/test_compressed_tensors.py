@@ -123,18 +123,15 @@ def test_scales_of_a_config_give_the_bits_of_their_weights(strategy: str, tmp_pa
     # Rounded and not scrambled: E4M3 keeps four bits of a weight.
     whole = scores(CASE)
     assert 0 < np.abs(want - whole).mean() < 0.2 * whole.std()
-    levels = {
-        finding.level for finding in doctor.examine(stored) if finding.what in ("config.json", "weights")
-    }
-    assert levels == {doctor.Level.OK}
+    findings = {finding.what: finding.level for finding in doctor.examine(stored)}
+    assert findings["config.json"] == findings["weights"] == doctor.Level.OK
 
 
 @pytest.mark.parametrize("name", ["int-quantized", "pack-quantized", "marlin-24", None])
 def test_other_layouts_of_the_library_name_themselves(name: str | None, tmp_path: Path) -> None:
-    stored, _, _ = compressed(tmp_path, "channel")
-    config = json.loads((stored / "config.json").read_text())
-    config["quantization_config"]["format"] = name
-    (stored / "config.json").write_text(json.dumps(config))
+    config = json.loads((CASE / "config.json").read_text())
+    config["quantization_config"] = {**quantization("channel"), "format": name}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     message = "`quantization_config.format` is missing" if name is None else f"compressed-tensors {name}"
     with pytest.raises(ConfigError, match=message):
-        LLM(str(stored), skip_tokenizer_init=True)
+        LLM(str(tmp_path), skip_tokenizer_init=True)

@@ -191,6 +191,6 @@ def table() -> list[str]:
         f"{TRAINED}: a small trained drafter of the kind drafts as an independent implementation does",
         f"{EQUATIONS}: a tiny file of the layout drafts what the published equations give",
         f"{FORMAT}: a tiny file of the layout, where there are files, loads and changes no token",
-        "formats: how linear layers may be held; W12 and FP8 give the bits of the BF16 weights they stand for",
+        "formats: how linear layers may be held; W12 and FP8 give the bits of their BF16 weights",
     ]
     return [lines[0], "-" * max(map(len, lines)), *lines[1:], "", *notes]
