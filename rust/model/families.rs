@@ -342,9 +342,7 @@ fn attention(text: &Section<'_>, head_dim: usize) -> Result<AttentionConfig> {
 ///
 /// An older file's `rope_scaling`, where it says anything, stands in the place of `rope_parameters`: transformers reads a
 /// file that holds both so. A base lies in the object or beside it.
-pub(crate) fn rope_sections<'a>(
-    text: &Section<'a>,
-) -> Result<(Section<'a>, Option<Section<'a>>)> {
+pub(crate) fn rope_sections<'a>(text: &Section<'a>) -> Result<(Section<'a>, Option<Section<'a>>)> {
     let older = text.optional_section("rope_scaling")?;
     let parameters = match older.filter(|section| section.keys().next().is_some()) {
         Some(section) => Some(section),

@@ -312,9 +312,15 @@ fn a_rope_scaling_stands_in_the_place_of_rope_parameters() {
     let rope = |config: &Value| from_json(MethodKind::DFlash, config).map(|read| read.body.rope);
     let scaled = rope(&config).unwrap();
     assert_eq!(scaled.theta, 5e5);
-    assert!(matches!(scaled.scaling, RopeScaling::Llama3 { factor: 8.0, .. }));
+    assert!(matches!(
+        scaled.scaling,
+        RopeScaling::Llama3 { factor: 8.0, .. }
+    ));
     config["rope_theta"] = Value::Null;
-    assert_says(&rope(&config).unwrap_err().into(), &["rope_theta", "missing"]);
+    assert_says(
+        &rope(&config).unwrap_err().into(),
+        &["rope_theta", "missing"],
+    );
     config["rope_scaling"]["rope_theta"] = json!(1e6);
     assert_eq!(rope(&config).unwrap().theta, 1e6);
     for nothing in [Value::Null, json!({})] {

@@ -214,7 +214,10 @@ fn a_rope_scaling_stands_in_the_place_of_rope_parameters() {
         config["rope_scaling"] = json!({});
     });
     let new = ModelConfig::read(dir.path()).unwrap();
-    assert_eq!((rope(&new).theta, &rope(&new).scaling), (777.0, &RopeScaling::None));
+    assert_eq!(
+        (rope(&new).theta, &rope(&new).scaling),
+        (777.0, &RopeScaling::None)
+    );
 }
 
 #[test]

@@ -227,7 +227,7 @@ type Refused = (fn() -> Value, &'static str, Option<Value>, &'static str);
 #[test]
 fn parts_that_are_not_supported_are_refused() {
     let (gemma, muse) = (gemma_4_12b, muse_glimmer_30b);
-    let cases: [Refused; 16] = [
+    let cases: [Refused; 18] = [
         (
             gemma,
             "hidden_size_per_layer_input",
