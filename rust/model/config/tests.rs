@@ -201,25 +201,6 @@ fn llama_reads_both_rope_layouts_alike() {
     assert_eq!(ModelConfig::read(dir.path()).unwrap(), old);
 }
 
-/// As transformers reads files that hold both.
-#[test]
-fn a_rope_scaling_stands_in_the_place_of_rope_parameters() {
-    let dir = copy(&family("llama_rope_scaling"));
-    let old = ModelConfig::read(dir.path()).unwrap();
-    edit_json(dir.path(), "config.json", |config| {
-        config["rope_parameters"] = json!({"rope_type": "default", "rope_theta": 777.0});
-    });
-    assert_eq!(ModelConfig::read(dir.path()).unwrap(), old);
-    edit_json(dir.path(), "config.json", |config| {
-        config["rope_scaling"] = json!({});
-    });
-    let new = ModelConfig::read(dir.path()).unwrap();
-    assert_eq!(
-        (rope(&new).theta, &rope(&new).scaling),
-        (777.0, &RopeScaling::None)
-    );
-}
-
 #[test]
 fn frequencies_match_values_computed_in_double_precision() {
     let read = |case| rope(&ModelConfig::read(&model_dir(case)).unwrap()).clone();

@@ -321,6 +321,23 @@ fn parts_that_are_not_supported_are_refused() {
     }
 }
 
+/// As transformers reads files that hold both.
+#[test]
+fn a_rope_scaling_stands_in_the_place_of_rope_parameters() {
+    let dir = copy(&family("llama_rope_scaling"));
+    let old = read_config(dir.path()).unwrap();
+    edit_json(dir.path(), "config.json", |config| {
+        config["rope_parameters"] = json!({"rope_type": "default", "rope_theta": 777.0});
+    });
+    assert_eq!(read_config(dir.path()).unwrap(), old);
+    edit_json(dir.path(), "config.json", |config| {
+        config["rope_scaling"] = json!({})
+    });
+    let new = read_config(dir.path()).unwrap();
+    let rope = attention_of(&new, 0).rope.as_ref().unwrap();
+    assert_eq!((rope.theta, &rope.scaling), (777.0, &RopeScaling::None));
+}
+
 #[test]
 fn an_unknown_architecture_is_told_what_is_known() {
     let names: Vec<&str> = supported_architectures().map(|(name, _)| name).collect();
