@@ -69,7 +69,7 @@ rust-test: tools ## Rust tests
 
 .PHONY: python-test
 python-test: tools $(VENV)/installed-test ## Python tests
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 .PHONY: test-cuda
 test-cuda: tools $(VENV)/installed-test ## The tests that need a GPU

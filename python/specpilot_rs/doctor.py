@@ -1,9 +1,10 @@
 """What could go wrong here, found before a model is loaded.
 
 In: nothing, or a model's directory or hub id. Out: findings, each OK, WARN or FAIL, the latter two with what
-to do. Config and weights go through the readers that loading uses, weight files by their headers alone, so
-that a check of a large model takes no time and fails where loading would; only loading reads the values. Of a
-hub model all but the weights is fetched, and weights are judged if they are in the cache.
+to do. Config, weights and tokenizer go through the readers of `LLM(model)`, weight files by their headers,
+so that a check of a large model takes no time and fails where loading would; only loading reads the values,
+and the finding says so. Of a hub model all but the weights is fetched, and weights are judged if they are in
+the cache.
 """
 
 from __future__ import annotations
@@ -196,7 +197,8 @@ def _weights(directory: Path, *, is_cached: bool) -> Iterator[Finding]:
         yield Finding(Level.OK, "weights", "not all downloaded yet; opening the model does that")
         return
     num_tensors, num_bytes = found["num_tensors"], found["num_bytes"]
-    yield Finding(Level.OK, "weights", f"{num_tensors} tensors, {num_bytes / 2**20:.1f} MiB")
+    size = f"{num_tensors} tensors, {num_bytes / 2**20:.1f} MiB"
+    yield Finding(Level.OK, "weights", f"{size}; names, shapes and dtypes fit, only loading looks at values")
     available = _available_bytes()
     if available is not None and num_bytes > available:
         yield Finding(
@@ -208,8 +210,8 @@ def _weights(directory: Path, *, is_cached: bool) -> Iterator[Finding]:
 
 
 def _tokenizer(directory: Path, *, is_drafter: bool) -> Iterator[Finding]:
-    if is_drafter and not (directory / "tokenizer.json").exists():
-        yield Finding(Level.OK, "tokenizer", "none, as usual: a drafter takes its target's")
+    if is_drafter:
+        yield Finding(Level.OK, "tokenizer", "none is needed: a drafter takes its target's")
         return
     try:
         from specpilot_rs.tokenizer import Tokenizer
@@ -218,9 +220,8 @@ def _tokenizer(directory: Path, *, is_drafter: bool) -> Iterator[Finding]:
     except ImportError:
         return  # reported with the environment
     except Exception as error:
-        yield Finding(
-            Level.WARN, "tokenizer", _reason(error), "download tokenizer.json, or work with token ids"
-        )
+        fix = "download it again, or open the model with tokenizer=DIRECTORY or skip_tokenizer_init=True"
+        yield Finding(Level.FAIL, "tokenizer", _reason(error), fix)
         return
     yield Finding(Level.OK, "tokenizer", f"{tokenizer.vocab_size} tokens, end token {tokenizer.eos_token_id}")
     if not tokenizer.chat_templates:

@@ -24,11 +24,10 @@ impl QuantisedRows {
         for row in x.chunks_exact(in_features) {
             for group in row.chunks(GROUP_COLUMNS) {
                 let largest = group.iter().fold(0.0, |max: f32, x| max.max(x.abs()));
-                // A group of zeros has no scale; any will do.
-                let scale = if largest > 0.0 {
-                    largest / MAX_E4M3
-                } else {
-                    1.0
+                // A group of zeros has no scale, and that of the tiniest values is zero; any will do, they round to zero.
+                let scale = match largest / MAX_E4M3 {
+                    0.0 => 1.0,
+                    scale => scale,
                 };
                 codes.extend(group.iter().map(|x| round_to_e4m3(x / scale)));
                 scales.push(scale);
