@@ -1,0 +1,68 @@
+//! PTX text to decoded kernels.
+//!
+//! [`Module::parse`] refuses every opcode, modifier or type that the emulator does not run, so that a module that
+//! loads has no instruction left to guess about.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// Why a text is no module that the emulator runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PtxError {
+    /// Line of the text, from one.
+    pub line: u32,
+    /// What is wrong there.
+    pub what: String,
+}
+
+impl fmt::Display for PtxError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PTX line {}: {}", self.line, self.what)
+    }
+}
+
+impl std::error::Error for PtxError {}
+
+/// One parsed PTX text.
+#[derive(Debug)]
+pub struct Module {
+    kernels: BTreeMap<String, Arc<Kernel>>,
+}
+
+/// One entry of a module.
+#[derive(Debug)]
+pub struct Kernel {
+    /// The entry's name.
+    pub name: String,
+    /// Bytes of all parameters, laid out one after another at their own alignments.
+    pub num_param_bytes: u32,
+    /// `(offset, bytes)` of each parameter.
+    pub params: Vec<(u32, u32)>,
+    /// Bytes of shared memory that the kernel declares with a size.
+    pub static_shared_bytes: u32,
+    /// Bytes of local memory of a thread.
+    pub local_bytes: u32,
+    /// The most threads of a block (`.maxntid`), 1024 where the text is silent.
+    pub max_block_threads: u32,
+}
+
+impl Module {
+    /// Reads a whole text.
+    pub fn parse(text: &str) -> Result<Module, PtxError> {
+        Err(PtxError {
+            line: text.lines().count() as u32,
+            what: "no entry".to_owned(),
+        })
+    }
+
+    /// The entry of that name.
+    pub fn kernel(&self, name: &str) -> Option<&Arc<Kernel>> {
+        self.kernels.get(name)
+    }
+
+    /// Names of all entries.
+    pub fn kernel_names(&self) -> impl Iterator<Item = &str> {
+        self.kernels.keys().map(String::as_str)
+    }
+}
