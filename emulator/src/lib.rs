@@ -12,6 +12,7 @@
 
 pub mod fault;
 pub mod grid;
+pub mod matrix;
 pub mod memory;
 pub mod order;
 pub mod ptx;
