@@ -10,6 +10,7 @@
 //! (one instruction stream over 32 lanes) > [`matrix`], [`mbarrier`], [`async_ops`] (what single instructions mean) and
 //! [`memory`]. [`ptx`] turns text into the decoded instructions that `warp` runs.
 
+pub mod driver;
 pub mod fault;
 pub mod grid;
 pub mod matrix;

@@ -1,7 +1,7 @@
 //! Start, the one GPU and its context.
 
 use std::cell::Cell;
-use std::ffi::{c_char, c_int, c_uint};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use super::gpu::Gpu;
 use super::registry::Handle;
@@ -47,6 +47,13 @@ extern "C" fn cuInit(flags: c_uint) -> Status {
         0 => initialise(),
         _ => Status::INVALID_VALUE,
     }
+}
+
+/// The compiler asks the driver for tables of functions that only the two of them know, and does without where there are
+/// none; it falls over a driver that does not say so.
+#[unsafe(no_mangle)]
+extern "C" fn cuGetExportTable(_table: *mut *const c_void, _id: *const c_void) -> Status {
+    Status::NOT_FOUND
 }
 
 #[unsafe(no_mangle)]
