@@ -10,10 +10,15 @@
 //! (one instruction stream over 32 lanes) > [`matrix`], [`mbarrier`], [`async_ops`] (what single instructions mean) and
 //! [`memory`]. [`ptx`] turns text into the decoded instructions that `warp` runs.
 
+mod address;
+mod alu;
+pub mod async_ops;
+pub mod cluster_barrier;
 pub mod driver;
 pub mod fault;
 pub mod grid;
 pub mod matrix;
+pub mod mbarrier;
 pub mod memory;
 pub mod order;
 pub mod ptx;

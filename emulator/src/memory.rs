@@ -34,7 +34,8 @@ pub struct GlobalMemory {
 
 #[derive(Debug, Default)]
 struct State {
-    extents: BTreeMap<u64, u64>,
+    /// End and block of each allocation, by its start.
+    extents: BTreeMap<u64, (u64, Block)>,
     used_bytes: u64,
 }
 
@@ -64,12 +65,9 @@ impl GlobalMemory {
         if num_bytes == 0 || rounded > self.capacity_bytes - state.used_bytes {
             return None;
         }
-        // SAFETY: the layout's size is not zero.
-        let start = unsafe { alloc_zeroed(layout(num_bytes)?) } as u64;
-        if start == 0 {
-            return None;
-        }
-        state.extents.insert(start, start + num_bytes);
+        let block = Block::new(rounded)?;
+        let start = (block.base as u64).next_multiple_of(ALIGNMENT);
+        state.extents.insert(start, (start + num_bytes, block));
         state.used_bytes += rounded;
         Some(start)
     }
@@ -77,25 +75,18 @@ impl GlobalMemory {
     /// Gives an allocation back; false if none starts at `address`.
     pub fn free(&self, address: u64) -> bool {
         let mut state = self.state.borrow_mut();
-        let Some(end) = state.extents.remove(&address) else {
+        let Some((end, block)) = state.extents.remove(&address) else {
             return false;
         };
-        let num_bytes = end - address;
-        state.used_bytes -= num_bytes.next_multiple_of(ALIGNMENT);
-        // SAFETY: `allocate` got this block with the same layout, and its extent is gone now.
-        unsafe {
-            dealloc(
-                address as *mut u8,
-                layout(num_bytes).expect("was valid at allocation"),
-            )
-        };
+        state.used_bytes -= (end - address).next_multiple_of(ALIGNMENT);
+        drop(block);
         true
     }
 
     /// The allocation that `address` lies in.
     pub fn extent(&self, address: u64) -> Option<Extent> {
         let state = self.state.borrow();
-        let (&start, &end) = state.extents.range(..=address).next_back()?;
+        let (&start, &(end, _)) = state.extents.range(..=address).next_back()?;
         (address < end).then_some(Extent { start, end })
     }
 
@@ -117,7 +108,7 @@ impl GlobalMemory {
     fn near(&self, address: u64) -> String {
         let state = self.state.borrow();
         match state.extents.range(..=address).next_back() {
-            Some((start, end)) => {
+            Some((start, (end, _))) => {
                 let size = end - start;
                 format!(
                     "the allocation below holds {size} bytes, offset {}",
@@ -129,20 +120,33 @@ impl GlobalMemory {
     }
 }
 
-impl Drop for GlobalMemory {
-    fn drop(&mut self) {
-        let starts: Vec<u64> = self.state.borrow().extents.keys().copied().collect();
-        starts.into_iter().for_each(|start| {
-            self.free(start);
-        });
+/// A block of the heap. The host hands out zeroed memory without touching it only where no more than its usual
+/// alignment is asked for, and caches take gigabytes, so the start is rounded up by the owner instead.
+#[derive(Debug)]
+struct Block {
+    base: *mut u8,
+    layout: Layout,
+}
+
+// SAFETY: a block owns its memory.
+unsafe impl Send for Block {}
+
+impl Block {
+    /// Room for `num_bytes` bytes from the first multiple of [`ALIGNMENT`] on, and the gap.
+    fn new(num_bytes: u64) -> Option<Self> {
+        let size = num_bytes.checked_add(ALIGNMENT + GAP_BYTES)?;
+        let layout = Layout::from_size_align(usize::try_from(size).ok()?, 16).ok()?;
+        // SAFETY: the layout's size is not zero.
+        let base = unsafe { alloc_zeroed(layout) };
+        (!base.is_null()).then_some(Block { base, layout })
     }
 }
 
-fn layout(num_bytes: u64) -> Option<Layout> {
-    let size = num_bytes
-        .checked_next_multiple_of(ALIGNMENT)?
-        .checked_add(GAP_BYTES)?;
-    Layout::from_size_align(usize::try_from(size).ok()?, ALIGNMENT as usize).ok()
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: `new` got this memory with this layout.
+        unsafe { dealloc(self.base, self.layout) };
+    }
 }
 
 #[cfg(test)]

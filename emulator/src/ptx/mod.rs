@@ -3,9 +3,22 @@
 //! [`Module::parse`] refuses every opcode, modifier or type that the emulator does not run, so that a module that
 //! loads has no instruction left to guess about.
 
+mod allocate;
+mod decode;
+mod decode_memory;
+mod draft;
+mod globals;
+pub mod inst;
+mod lexer;
+mod names;
+mod parser;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+
+use globals::Globals;
+use inst::{Inst, Plane, Slot};
 
 /// Why a text is no module that the emulator runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,6 +27,12 @@ pub struct PtxError {
     pub line: u32,
     /// What is wrong there.
     pub what: String,
+}
+
+impl PtxError {
+    fn new(line: u32, what: impl Into<String>) -> Self {
+        PtxError { line, what: what.into() }
+    }
 }
 
 impl fmt::Display for PtxError {
@@ -45,15 +64,38 @@ pub struct Kernel {
     pub local_bytes: u32,
     /// The most threads of a block (`.maxntid`), 1024 where the text is silent.
     pub max_block_threads: u32,
+    /// The instructions.
+    pub(crate) code: Vec<Inst>,
+    /// Line of each instruction.
+    pub(crate) lines: Vec<u32>,
+    /// Operands of all instructions that are no arithmetic.
+    pub(crate) operands: Vec<Slot>,
+    /// Variables of the module.
+    pub(crate) globals: Arc<Globals>,
+    /// The constant bank.
+    pub(crate) constants: Vec<Plane>,
+    /// Planes of a warp.
+    pub(crate) num_planes: Slot,
+    /// Predicates of a warp.
+    pub(crate) num_predicates: Slot,
+}
+
+impl Kernel {
+    /// Where dynamic shared memory starts, in bytes from the start of shared memory.
+    pub fn dynamic_shared_offset(&self) -> u32 {
+        names::dynamic_shared_offset(self.static_shared_bytes)
+    }
+
+    /// Operands of an instruction that is no arithmetic.
+    pub(crate) fn operands_of(&self, inst: &Inst) -> &[Slot] {
+        &self.operands[inst.args.d as usize..][..inst.args.a as usize]
+    }
 }
 
 impl Module {
     /// Reads a whole text.
     pub fn parse(text: &str) -> Result<Module, PtxError> {
-        Err(PtxError {
-            line: text.lines().count() as u32,
-            what: "no entry".to_owned(),
-        })
+        parser::parse(text)
     }
 
     /// The entry of that name.
