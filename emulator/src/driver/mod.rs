@@ -20,16 +20,19 @@ mod status;
 mod stream_calls;
 mod work;
 
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use gpu::Gpu;
 use host_memory::HostMemory;
-use module_calls::{Function, LoadedModule};
+use module_calls::Function;
 use registry::{Kind, Registry};
 use status::Status;
 use stream_calls::Stream;
 use work::{Operation, Work};
+
+use crate::ptx::Module;
 
 /// What a call comes to: nothing, or why not.
 type Outcome<T = ()> = Result<T, Status>;
@@ -44,7 +47,9 @@ struct Driver {
     gpu: Gpu,
     work: Work,
     host_memory: HostMemory,
-    modules: Registry<LoadedModule>,
+    /// Modules by their texts. These are long and few, and every context loads them again.
+    parsed: HashMap<String, Arc<Module>>,
+    modules: Registry<Arc<Module>>,
     functions: Registry<Function>,
     streams: Registry<Stream>,
     events: Registry<()>,
@@ -61,6 +66,7 @@ impl Driver {
             work: Work::from_env(gpu.memory_bytes)?,
             gpu,
             host_memory: HostMemory::default(),
+            parsed: HashMap::new(),
             modules: Registry::new(Kind::Module),
             functions: Registry::new(Kind::Function),
             streams: Registry::new(Kind::Stream),
@@ -73,8 +79,21 @@ impl Driver {
 
     /// Forgets all work, memory and handles.
     fn start_afresh(&mut self) -> Outcome {
-        *self = Self::from_env().map_err(|what| refuse(Status::INVALID_VALUE, what))?;
+        let afresh = Self::from_env().map_err(|what| refuse(Status::INVALID_VALUE, what))?;
+        let parsed = std::mem::take(&mut self.parsed);
+        *self = Self { parsed, ..afresh };
         Ok(())
+    }
+
+    /// The module of a text.
+    fn module(&mut self, text: &str) -> Outcome<Arc<Module>> {
+        if let Some(module) = self.parsed.get(text) {
+            return Ok(module.clone());
+        }
+        let module = Module::parse(text).map_err(|error| refuse(Status::INVALID_PTX, error))?;
+        let module = Arc::new(module);
+        self.parsed.insert(text.to_owned(), module.clone());
+        Ok(module)
     }
 }
 

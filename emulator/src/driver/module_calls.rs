@@ -8,23 +8,19 @@ use super::gpu::DEFAULT_SHARED_BYTES;
 use super::launch_calls::{LaunchConfig, grid_of};
 use super::registry::Handle;
 use super::{Outcome, Status, answer, refuse, work_call};
-use crate::ptx::{Kernel, Module};
+use crate::ptx::Kernel;
 
 /// The attribute of a function that says how much dynamic shared memory it may take.
 const MAX_DYNAMIC_SHARED_BYTES: c_uint = 8;
 /// First bytes of machine code.
 const ELF_MAGIC: &[u8] = b"\x7fELF";
 
-/// A module, by whose text functions are found.
-pub(super) struct LoadedModule {
-    module: Arc<Module>,
-}
-
 /// A kernel of a module.
 #[derive(Clone)]
 pub(super) struct Function {
     pub kernel: Arc<Kernel>,
-    module: Arc<Module>,
+    /// The handle of its module.
+    module: usize,
     /// Dynamic shared memory that it may take.
     pub max_dynamic_shared_bytes: u32,
 }
@@ -61,10 +57,7 @@ unsafe extern "C" fn cuModuleLoadData(module: *mut Handle, image: *const c_void)
             let why = format!("a text for {target:?} does not run on {name}");
             return Err(refuse(Status::INVALID_PTX, why));
         }
-        let parsed = Module::parse(text).map_err(|error| refuse(Status::INVALID_PTX, error))?;
-        let loaded = LoadedModule {
-            module: Arc::new(parsed),
-        };
+        let loaded = driver.module(text)?;
         // SAFETY: the caller's promise.
         unsafe { answer(module, driver.modules.add(loaded)) }
     })
@@ -73,8 +66,8 @@ unsafe extern "C" fn cuModuleLoadData(module: *mut Handle, image: *const c_void)
 #[unsafe(no_mangle)]
 extern "C" fn cuModuleUnload(module: Handle) -> Status {
     work_call(|driver| {
-        let unloaded = driver.modules.remove(module)?.module;
-        let is_of_another = |function: &Function| !Arc::ptr_eq(&function.module, &unloaded);
+        driver.modules.remove(module)?;
+        let is_of_another = |function: &Function| function.module != module.addr();
         driver.functions.retain(is_of_another);
         Ok(())
     })
@@ -90,14 +83,14 @@ unsafe extern "C" fn cuModuleGetFunction(
         if name.is_null() {
             return Err(Status::INVALID_VALUE);
         }
-        let module = driver.modules.get(module)?.module.clone();
+        let parsed = driver.modules.get(module)?.clone();
         // SAFETY: the caller promises a zero byte behind the name.
         let name = unsafe { CStr::from_ptr(name) };
         let name = name.to_str().map_err(|_| Status::NOT_FOUND)?;
-        let kernel = module.kernel(name).cloned().ok_or(Status::NOT_FOUND)?;
+        let kernel = parsed.kernel(name).cloned().ok_or(Status::NOT_FOUND)?;
         let found = driver.functions.add(Function {
             kernel,
-            module,
+            module: module.addr(),
             max_dynamic_shared_bytes: DEFAULT_SHARED_BYTES,
         });
         // SAFETY: the caller's promise.
