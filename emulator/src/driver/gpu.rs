@@ -112,6 +112,20 @@ impl Gpu {
     }
 }
 
+/// Whether `CUDA_VISIBLE_DEVICES` of this value leaves the one GPU visible: what it lists up to the first unknown entry.
+fn lists_gpu(value: Option<&str>) -> bool {
+    value.is_none_or(|list| {
+        list.split(',')
+            .next()
+            .is_some_and(|first| first.trim() == "0")
+    })
+}
+
+/// Whether callers may see the GPU.
+pub(super) fn is_visible() -> bool {
+    lists_gpu(std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref())
+}
+
 /// A whole number above zero.
 fn positive_from_env(variable: &str, default: u64) -> Result<u64, String> {
     let Ok(text) = std::env::var(variable) else {
@@ -145,6 +159,12 @@ mod tests {
         assert_eq!(gpu.max_clusters(4, 128, 227 << 10), 4);
         assert_eq!(gpu.max_clusters(8, 128, 113 << 10), 4);
         assert_eq!(gpu.max_clusters(1, 128, 228 << 10), 0);
+    }
+
+    #[test]
+    fn a_gpu_is_hidden_by_every_list_without_it() {
+        assert!(lists_gpu(None) && lists_gpu(Some("0")) && lists_gpu(Some("0,1")));
+        assert!(!lists_gpu(Some("")) && !lists_gpu(Some("-1")) && !lists_gpu(Some("1,0")));
     }
 
     #[test]

@@ -108,6 +108,9 @@ fn initialise() -> Status {
     if DRIVER.get().is_some() {
         return Status::SUCCESS;
     }
+    if !gpu::is_visible() {
+        return Status::NO_DEVICE;
+    }
     match Driver::from_env() {
         Ok(driver) => {
             DRIVER.get_or_init(|| Mutex::new(driver));

@@ -28,6 +28,7 @@ statuses! {
     INVALID_VALUE = 1, "invalid argument";
     OUT_OF_MEMORY = 2, "out of memory";
     NOT_INITIALIZED = 3, "the driver is not initialised";
+    NO_DEVICE = 100, "no GPU is visible";
     INVALID_DEVICE = 101, "no such device";
     INVALID_CONTEXT = 201, "no such context";
     INVALID_PTX = 218, "the PTX emulator does not run this text, see standard error";
