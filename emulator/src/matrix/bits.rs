@@ -152,7 +152,7 @@ mod tests {
         ] {
             let [a0, b0] = [a, b].map(|x| x & 0xffff_ffff);
             let [a1, b1] = [a, b].map(|x| x >> 32);
-            let middle = a1 * b0 + (a0 * b0 >> 32);
+            let middle = a1 * b0 + ((a0 * b0) >> 32);
             let carry = (middle & 0xffff_ffff) + a0 * b1;
             assert_eq!(
                 multiply_high(a, b),

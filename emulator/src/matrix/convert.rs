@@ -71,6 +71,23 @@ pub fn e4m3_to_f16(code: u8) -> u16 {
     }
 }
 
+/// The value of an E4M3 code.
+#[inline(always)]
+pub fn e4m3_to_f32(code: u8) -> f32 {
+    let [sign, magnitude] = [code & 0x80, code & 0x7f].map(u32::from);
+    let is_subnormal = magnitude < 8;
+    // Exponent fields count from 2^-7 here and from 2^-127 there. Subnormal codes count from 2^-6 and have no leading one.
+    let base = if is_subnormal { 121 << 23 } else { 120 << 23 };
+    let leading = if is_subnormal {
+        f32::from_bits(121 << 23)
+    } else {
+        0.0
+    };
+    let value = f32::from_bits((magnitude << 20) + base) - leading;
+    let signed = f32::from_bits(value.to_bits() | sign << 24);
+    if magnitude == 0x7f { f32::NAN } else { signed }
+}
+
 /// `cvt.rn.f16x2.e4m3x2`: the low code to the low half.
 pub fn e4m3x2_to_f16x2(codes: u16) -> u32 {
     let [low, high] = codes.to_le_bytes().map(e4m3_to_f16);
@@ -165,7 +182,10 @@ mod tests {
         for codes in 0..=u16::MAX {
             let pair = e4m3x2_to_f16x2(codes);
             for (code, half) in [(codes & 0xff, pair & 0xffff), (codes >> 8, pair >> 16)] {
+                let wide = f64::from(e4m3_to_f32(code as u8));
+                let wide = (!wide.is_nan()).then(|| wide.to_bits());
                 let found = value(half, 5, 10, true).map(f64::to_bits);
+                assert_eq!(found, wide, "{code:#x}");
                 assert_eq!(
                     found,
                     value(u32::from(code), 4, 3, false).map(f64::to_bits),

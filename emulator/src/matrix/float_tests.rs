@@ -44,7 +44,7 @@ impl Wide {
         };
         let ((a, a_shift), (b, b_shift)) = (parts(a), parts(b));
         let shift = (a_shift + b_shift) as usize;
-        let product = a * b << (shift % 32);
+        let product = (a * b) << (shift % 32);
         let mut limbs = [0; 20];
         for (i, limb) in limbs[shift / 32..].iter_mut().take(3).enumerate() {
             *limb = (product.unsigned_abs() >> (32 * i)) as u32 as i64 * product.signum() as i64;
@@ -197,13 +197,13 @@ fn check_bf16(a: u16, b: u16, c: u16, found: u16) {
         let away = (result >= 0.0) == up;
         let bits = (result.abs().to_bits() >> 16) as u16;
         match (away, bits) {
+            (_, 0) => half_unit(0.0, bf16_to_f32(1).copysign(if up { 1.0 } else { -1.0 })),
             (true, 0x7f7f) => f32::from_bits(0x7f7f_8000).copysign(result),
             (true, _) => half_unit(result, bf16_to_f32(bits + 1).copysign(result)),
-            (false, 0) => half_unit(0.0, bf16_to_f32(1).copysign(if up { 1.0 } else { -1.0 })),
             (false, _) => half_unit(result, bf16_to_f32(bits - 1).copysign(result)),
         }
     };
-    let is_even = found % 2 == 0;
+    let is_even = found.is_multiple_of(2);
     let (above, below) = (
         Wide::of(step(true)).compare(exact),
         Wide::of(step(false)).compare(exact),

@@ -47,7 +47,7 @@ mod tests {
     fn rows_go_to_groups_of_four_lanes() {
         let registers = load_matrices(&numbered_rows(), false);
         for (place, pair) in registers.iter().flatten().enumerate() {
-            assert_eq!(*pair, 2 * place as u32 | (2 * place as u32 + 1) << 16);
+            assert_eq!(*pair, (2 * place as u32) | (2 * place as u32 + 1) << 16);
         }
     }
 

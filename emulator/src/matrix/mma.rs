@@ -4,8 +4,10 @@
 //! `t`-th word of half `r / 2` of K, of the right operand column `g` and the `t`-th word of half `r`, of the sums the row
 //! `g + 8 (r / 2)` and the column `2 t + r % 2`. A word holds one TF32, two BF16 or four 8-bit numbers.
 
-use super::convert::{bf16_to_f32, e4m3_to_f16, f16_to_f32};
-use super::products::{COLUMNS, Left, ROWS, Right, Sums, add_8, add_16, add_integers};
+use super::convert::{bf16_to_f32, e4m3_to_f32};
+use super::dispatch::vectorised;
+use super::float::clear_nan;
+use super::products::{COLUMNS, Left, ROWS, Right, add_8, add_16, sum_32};
 use super::{Lanes, WARP_LANES};
 
 /// What the operands' words hold, which also says how long a step along K is.
@@ -26,56 +28,59 @@ pub enum Format {
 pub struct LeftTile(LeftNumbers);
 
 #[derive(Debug, Clone)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "lives on the stack, for one instruction"
+)]
 enum LeftNumbers {
     Bf16(Left<f64, 16>),
     Tf32(Left<f64, 8>),
+    /// The lower pairs of all words, and the upper ones.
     E4m3([Left<f64, 16>; 2]),
-    S8(Left<i32, 32>),
+    S8(Left<f32, 32>),
 }
 
 impl LeftTile {
     /// Unpacks the left operand's registers.
     pub fn new(format: Format, registers: &[Lanes; 4]) -> Self {
         LeftTile(match format {
-            Format::Bf16 => LeftNumbers::Bf16(left(registers, bf16_pair)),
-            Format::Tf32 => LeftNumbers::Tf32(left(registers, tf32)),
-            Format::E4m3 => LeftNumbers::E4m3([
-                left(registers, e4m3_low_pair),
-                left(registers, e4m3_high_pair),
-            ]),
-            Format::S8 => LeftNumbers::S8(left(registers, signed_bytes)),
+            Format::Bf16 => LeftNumbers::Bf16(left_bf16(registers)),
+            Format::Tf32 => LeftNumbers::Tf32(left_tf32(registers)),
+            Format::E4m3 => {
+                LeftNumbers::E4m3([left_e4m3(registers), left_e4m3(&upper_pairs(registers))])
+            }
+            Format::S8 => LeftNumbers::S8(left_s8(registers)),
         })
     }
 
     /// Adds the product with a right operand to `sums`.
-    pub fn multiply_add(&self, right_registers: &[Lanes; 2], sums: &mut [Lanes; 4]) {
+    pub fn multiply_add(&self, right: &[Lanes; 2], sums: &mut [Lanes; 4]) {
+        let mut total = by_element(sums).map(|row| row.map(f32::from_bits));
         match &self.0 {
-            LeftNumbers::Bf16(tile) => {
-                let mut total = floats(sums);
-                add_16(tile, &right(right_registers, bf16_pair), &mut total);
-                put_floats(sums, &total);
+            LeftNumbers::Bf16(left) => add_16(left, &right_bf16(right), &mut total),
+            LeftNumbers::Tf32(left) => add_8(left, &right_tf32(right), &mut total),
+            // As sm_90 does it, which has no such instruction: the pairs as FP16 are summed from zero in two steps, and
+            // an ordinary addition brings the accumulator in.
+            LeftNumbers::E4m3([lower, upper]) => {
+                let mut products = [[0.0; COLUMNS]; ROWS];
+                add_16(lower, &right_e4m3(right), &mut products);
+                add_16(upper, &right_e4m3(&upper_pairs(right)), &mut products);
+                let pairs = total.iter_mut().flatten().zip(products.iter().flatten());
+                pairs.for_each(|(total, products)| *total = clear_nan(*total + products));
             }
-            LeftNumbers::Tf32(tile) => {
-                let mut total = floats(sums);
-                add_8(tile, &right(right_registers, tf32), &mut total);
-                put_floats(sums, &total);
+            LeftNumbers::S8(left) => {
+                let products = sum_32(left, &right_s8(right));
+                let pairs = total.iter_mut().flatten().zip(products.iter().flatten());
+                pairs.for_each(|(total, &products)| {
+                    let sum = total.to_bits().wrapping_add(products as i32 as u32);
+                    *total = f32::from_bits(sum);
+                });
             }
-            // As sm_90 does it, which has no such instruction: the lower pairs of all words as FP16 and then the upper
-            // ones are summed from zero, and an ordinary addition brings the accumulator in.
-            LeftNumbers::E4m3([low, high]) => {
-                let mut total = [[0.0; COLUMNS]; ROWS];
-                add_16(low, &right(right_registers, e4m3_low_pair), &mut total);
-                add_16(high, &right(right_registers, e4m3_high_pair), &mut total);
-                let mut before = floats(sums);
-                for (before, total) in before.iter_mut().flatten().zip(total.iter().flatten()) {
-                    *before += total;
-                }
-                put_floats(sums, &before);
-            }
-            LeftNumbers::S8(tile) => {
-                let mut total = by_element(sums).map(|row| row.map(|sum| sum as i32));
-                add_integers(tile, &right(right_registers, signed_bytes), &mut total);
-                put(sums, |row, column| total[row][column] as u32);
+        }
+        for (register, words) in sums.iter_mut().enumerate() {
+            for (lane, word) in words.iter_mut().enumerate() {
+                let (row, column) = sum_place(register, lane);
+                *word = total[row][column].to_bits();
             }
         }
     }
@@ -88,38 +93,75 @@ pub fn multiply_add(format: Format, a: &[Lanes; 4], b: &[Lanes; 2], c: &[Lanes; 
     sums
 }
 
-fn bf16_pair(word: u32) -> [f64; 2] {
-    [word as u16, (word >> 16) as u16].map(|bits| f64::from(bf16_to_f32(bits)))
+/// Row and column of the sum that a lane of a register holds.
+#[inline(always)]
+fn sum_place(register: usize, lane: usize) -> (usize, usize) {
+    (lane / 4 + register / 2 * 8, lane % 4 * 2 + register % 2)
 }
 
-fn tf32(word: u32) -> [f64; 1] {
-    [f64::from(f32::from_bits(word & 0xffff_e000))]
+fn by_element(registers: &[Lanes; 4]) -> [[u32; COLUMNS]; ROWS] {
+    let mut tile = [[0; COLUMNS]; ROWS];
+    for (register, words) in registers.iter().enumerate() {
+        for (lane, &word) in words.iter().enumerate() {
+            let (row, column) = sum_place(register, lane);
+            tile[row][column] = word;
+        }
+    }
+    tile
 }
 
-fn e4m3_low_pair(word: u32) -> [f64; 2] {
-    [word as u8, (word >> 8) as u8].map(|code| f64::from(f16_to_f32(e4m3_to_f16(code))))
+/// The upper halves of all words, for what reads lower halves.
+fn upper_pairs<const REGISTERS: usize>(registers: &[Lanes; REGISTERS]) -> [Lanes; REGISTERS] {
+    registers.map(|words| words.map(|word| word >> 16))
 }
 
-fn e4m3_high_pair(word: u32) -> [f64; 2] {
-    e4m3_low_pair(word >> 16)
+/// Number `i` of a word.
+#[inline(always)]
+fn bf16(word: u32, i: usize) -> f64 {
+    f64::from(bf16_to_f32((word >> (16 * i)) as u16))
 }
 
-fn signed_bytes(word: u32) -> [i32; 4] {
-    word.to_le_bytes().map(|byte| i32::from(byte as i8))
+#[inline(always)]
+fn tf32(word: u32, _: usize) -> f64 {
+    f64::from(f32::from_bits(word & 0xffff_e000))
 }
 
-/// Spreads the left operand by rows; a word gives `E` numbers of the `K`.
+#[inline(always)]
+fn e4m3(word: u32, i: usize) -> f64 {
+    f64::from(e4m3_to_f32((word >> (8 * i)) as u8))
+}
+
+#[inline(always)]
+fn s8(word: u32, i: usize) -> f32 {
+    f32::from((word >> (8 * i)) as i8)
+}
+
+/// Unpacks all words of a register, `E` numbers each.
+#[inline(always)]
+fn unpack<T: Copy + Default, const E: usize>(
+    words: &Lanes,
+    number: impl Fn(u32, usize) -> T,
+) -> [[T; E]; WARP_LANES] {
+    let mut numbers = [[T::default(); E]; WARP_LANES];
+    for (numbers, &word) in numbers.iter_mut().zip(words) {
+        *numbers = std::array::from_fn(|i| number(word, i));
+    }
+    numbers
+}
+
+/// Spreads the left operand by rows.
 #[inline(always)]
 fn left<T: Copy + Default, const E: usize, const K: usize>(
     registers: &[Lanes; 4],
-    numbers: impl Fn(u32) -> [T; E],
+    number: impl Fn(u32, usize) -> T,
 ) -> Left<T, K> {
     let mut tile = [[T::default(); K]; ROWS];
     for (register, words) in registers.iter().enumerate() {
-        for lane in 0..WARP_LANES {
-            let row = &mut tile[lane / 4 + register % 2 * 8];
-            let first = (register / 2 * 4 + lane % 4) * E;
-            row[first..first + E].copy_from_slice(&numbers(words[lane]));
+        let numbers: [[T; E]; WARP_LANES] = unpack(words, &number);
+        for (row, numbers) in numbers.chunks_exact(4).enumerate() {
+            let first = register / 2 * 4 * E;
+            tile[row + register % 2 * 8][first..first + 4 * E]
+                .copy_from_slice(numbers.as_flattened());
         }
     }
     tile
@@ -129,46 +171,53 @@ fn left<T: Copy + Default, const E: usize, const K: usize>(
 #[inline(always)]
 fn right<T: Copy + Default, const E: usize, const K: usize>(
     registers: &[Lanes; 2],
-    numbers: impl Fn(u32) -> [T; E],
+    number: impl Fn(u32, usize) -> T,
 ) -> Right<T, K> {
     let mut tile = [[T::default(); COLUMNS]; K];
     for (register, words) in registers.iter().enumerate() {
-        for lane in 0..WARP_LANES {
-            let first = (register * 4 + lane % 4) * E;
-            for (row, number) in tile[first..first + E].iter_mut().zip(numbers(words[lane])) {
-                row[lane / 4] = number;
+        let numbers: [[T; E]; WARP_LANES] = unpack(words, &number);
+        for in_half in 0..4 * E {
+            for column in 0..COLUMNS {
+                tile[register * 4 * E + in_half][column] =
+                    numbers[column * 4 + in_half / E][in_half % E];
             }
         }
     }
     tile
 }
 
-#[inline(always)]
-fn by_element(registers: &[Lanes; 4]) -> [[u32; COLUMNS]; ROWS] {
-    let mut tile = [[0; COLUMNS]; ROWS];
-    for (register, words) in registers.iter().enumerate() {
-        for lane in 0..WARP_LANES {
-            tile[lane / 4 + register / 2 * 8][lane % 4 * 2 + register % 2] = words[lane];
-        }
+vectorised! {
+    fn left_bf16(registers: &[Lanes; 4]) -> Left<f64, 16> {
+        left::<_, 2, 16>(registers, bf16)
     }
-    tile
-}
 
-#[inline(always)]
-fn put(registers: &mut [Lanes; 4], element: impl Fn(usize, usize) -> u32) {
-    for (register, words) in registers.iter_mut().enumerate() {
-        for (lane, word) in words.iter_mut().enumerate() {
-            *word = element(lane / 4 + register / 2 * 8, lane % 4 * 2 + register % 2);
-        }
+    fn right_bf16(registers: &[Lanes; 2]) -> Right<f64, 16> {
+        right::<_, 2, 16>(registers, bf16)
     }
-}
 
-fn floats(registers: &[Lanes; 4]) -> Sums {
-    by_element(registers).map(|row| row.map(f32::from_bits))
-}
+    fn left_tf32(registers: &[Lanes; 4]) -> Left<f64, 8> {
+        left::<_, 1, 8>(registers, tf32)
+    }
 
-fn put_floats(registers: &mut [Lanes; 4], sums: &Sums) {
-    put(registers, |row, column| sums[row][column].to_bits());
+    fn right_tf32(registers: &[Lanes; 2]) -> Right<f64, 8> {
+        right::<_, 1, 8>(registers, tf32)
+    }
+
+    fn left_e4m3(registers: &[Lanes; 4]) -> Left<f64, 16> {
+        left::<_, 2, 16>(registers, e4m3)
+    }
+
+    fn right_e4m3(registers: &[Lanes; 2]) -> Right<f64, 16> {
+        right::<_, 2, 16>(registers, e4m3)
+    }
+
+    fn left_s8(registers: &[Lanes; 4]) -> Left<f32, 32> {
+        left::<_, 4, 32>(registers, s8)
+    }
+
+    fn right_s8(registers: &[Lanes; 2]) -> Right<f32, 32> {
+        right::<_, 4, 32>(registers, s8)
+    }
 }
 
 #[cfg(test)]

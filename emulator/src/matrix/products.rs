@@ -2,10 +2,11 @@
 //!
 //! The rule for fp32 sums, per element and step along K: the exact products and the accumulator are aligned to the
 //! largest of them, each is cut toward zero [`FRACTION_BITS`] places behind its leading one, these integers are added
-//! exactly, and the sum is cut toward zero to 24 significant bits. No order among the products is left in it. An
-//! infinity or NaN among the terms decides the element as IEEE addition would. Sums of integers are exact and wrap.
+//! exactly, and the sum is cut toward zero to 24 significant bits. No order among the products is left in it.
+//! Infinities and NaN act as in IEEE additions. Sums of integers are exact and wrap.
 
 use super::dispatch::vectorised;
+use super::float::clear_nan;
 
 /// Rows of a tile of sums.
 pub(super) const ROWS: usize = 16;
@@ -30,132 +31,72 @@ pub(super) type Left<T, const K: usize> = [[T; K]; ROWS];
 /// The right operand of a step of `K` products, by K.
 pub(super) type Right<T, const K: usize> = [[T; COLUMNS]; K];
 
-/// Adds a step of `K` products of finite numbers, as the rule says. At most 28 of them fit the integers.
+/// Adds a step of `K` products, as the rule says.
+///
+/// Integers are held in f64: they stay far below 2^53, and additions that the compiler must not reorder keep it
+/// working on columns side by side. With an infinity among the terms all that is finite is cut to zero.
 #[inline(always)]
-fn add_finite<const K: usize>(left: &Left<f64, K>, right: &Right<f64, K>, sums: &mut Sums) {
+fn add<const K: usize>(left: &Left<f64, K>, right: &Right<f64, K>, sums: &mut Sums) {
     for (row, sums) in left.iter().zip(sums) {
         let mut largest = [LEAST_ALIGNMENT; COLUMNS];
-        let mut grow = |column: usize, term: f64| {
-            let magnitude = term.abs();
-            if magnitude > largest[column] {
-                largest[column] = magnitude;
-            }
-        };
-        for (column, &sum) in sums.iter().enumerate() {
-            grow(column, f64::from(sum));
-        }
-        for (&factor, factors) in row.iter().zip(right) {
-            for (column, &other) in factors.iter().enumerate() {
-                grow(column, factor * other);
-            }
-        }
-        // Powers of two: what brings the last place that counts to one, and back.
-        let up = largest.map(|term| {
-            let exponent = term.to_bits() & EXPONENT_FIELD;
-            f64::from_bits(((2 * EXPONENT_BIAS + FRACTION_BITS) << MANTISSA_BITS) - exponent)
-        });
-        let down = largest.map(|term| {
-            f64::from_bits((term.to_bits() & EXPONENT_FIELD) - (FRACTION_BITS << MANTISSA_BITS))
-        });
-        // SAFETY: the caller's numbers are finite, and no term exceeds the one that `up` brings below 2^26.
-        let cut = |term: f64| unsafe { term.to_int_unchecked::<i32>() };
-        let mut totals = [0i32; COLUMNS];
         for column in 0..COLUMNS {
-            totals[column] = cut(f64::from(sums[column]) * up[column]);
+            largest[column] = greater(f64::from(sums[column]).abs(), largest[column]);
         }
         for (&factor, factors) in row.iter().zip(right) {
             for column in 0..COLUMNS {
-                totals[column] += cut(factor * factors[column] * up[column]);
+                largest[column] = greater((factor * factors[column]).abs(), largest[column]);
+            }
+        }
+        // Powers of two: what brings the last place that counts to one, and back.
+        let exponents = largest.map(|term| term.to_bits() & EXPONENT_FIELD);
+        let up = exponents.map(|exponent| {
+            f64::from_bits(((2 * EXPONENT_BIAS + FRACTION_BITS) << MANTISSA_BITS) - exponent)
+        });
+        let down =
+            exponents.map(|exponent| f64::from_bits(exponent - (FRACTION_BITS << MANTISSA_BITS)));
+        let mut totals = [0.0; COLUMNS];
+        for column in 0..COLUMNS {
+            totals[column] += (f64::from(sums[column]) * up[column]).trunc();
+        }
+        for (&factor, factors) in row.iter().zip(right) {
+            for column in 0..COLUMNS {
+                totals[column] += (factor * factors[column] * up[column]).trunc();
             }
         }
         for column in 0..COLUMNS {
-            let sum = f64::from(totals[column]) * down[column];
-            sums[column] = f64::from_bits(sum.to_bits() & KEPT_BITS) as f32;
+            let sum = totals[column] * down[column];
+            sums[column] = clear_nan(f64::from_bits(sum.to_bits() & KEPT_BITS) as f32);
         }
     }
+}
+
+/// The greater of two numbers; `b` if `a` is NaN.
+#[inline(always)]
+fn greater(a: f64, b: f64) -> f64 {
+    if a > b { a } else { b }
 }
 
 vectorised! {
-    fn add_16_finite(left: &Left<f64, 16>, right: &Right<f64, 16>, sums: &mut Sums) {
-        add_finite(left, right, sums)
+    /// Adds a step of 16 products.
+    pub(super) fn add_16(left: &Left<f64, 16>, right: &Right<f64, 16>, sums: &mut Sums) {
+        add(left, right, sums)
     }
 
-    fn add_8_finite(left: &Left<f64, 8>, right: &Right<f64, 8>, sums: &mut Sums) {
-        add_finite(left, right, sums)
+    /// Adds a step of eight products.
+    pub(super) fn add_8(left: &Left<f64, 8>, right: &Right<f64, 8>, sums: &mut Sums) {
+        add(left, right, sums)
     }
 
-    /// Adds 32 products of integers.
-    pub(super) fn add_integers(left: &Left<i32, 32>, right: &Right<i32, 32>, sums: &mut [[i32; COLUMNS]; ROWS]) {
-        for (row, sums) in left.iter().zip(sums) {
+    /// Sums of 32 products of integers of eight bits, which fp32 holds exactly.
+    pub(super) fn sum_32(left: &Left<f32, 32>, right: &Right<f32, 32>) -> Sums {
+        let mut sums = [[0.0; COLUMNS]; ROWS];
+        for (row, sums) in left.iter().zip(&mut sums) {
             for (&factor, factors) in row.iter().zip(right) {
-                for (sum, &other) in sums.iter_mut().zip(factors) {
-                    *sum = sum.wrapping_add(factor.wrapping_mul(other));
+                for column in 0..COLUMNS {
+                    sums[column] += factor * factors[column];
                 }
             }
         }
-    }
-}
-
-/// A step that some infinity or NaN takes part in: elements that it reaches are sums in f64, the others as ever.
-fn add_special<const K: usize>(
-    left: &Left<f64, K>,
-    right: &Right<f64, K>,
-    sums: &mut Sums,
-    add_finite: fn(&Left<f64, K>, &Right<f64, K>, &mut Sums),
-) {
-    let tame = |number: f64| if number.is_finite() { number } else { 0.0 };
-    let mut tame_sums = sums.map(|row| row.map(|sum| if sum.is_finite() { sum } else { 0.0 }));
-    let tame_left = left.map(|row| row.map(tame));
-    let tame_right = right.map(|row| row.map(tame));
-    add_finite(&tame_left, &tame_right, &mut tame_sums);
-    for (row, (sums, tame_sums)) in left.iter().zip(sums.iter_mut().zip(tame_sums)) {
-        for (column, (sum, tame_sum)) in sums.iter_mut().zip(tame_sums).enumerate() {
-            let total = (row.iter().zip(right))
-                .fold(f64::from(*sum), |total, (&factor, factors)| {
-                    total + factor * factors[column]
-                });
-            // A finite f64 sum cannot overflow: its terms are products of fp32 numbers.
-            *sum = match total {
-                total if total.is_nan() => f32::from_bits(super::float::CANONICAL_NAN),
-                total if total.is_infinite() => total as f32,
-                _ => tame_sum,
-            };
-        }
-    }
-}
-
-fn is_finite<const K: usize>(left: &Left<f64, K>, right: &Right<f64, K>, sums: &Sums) -> bool {
-    // An exponent field of ones makes the difference with itself a NaN, which no addition loses.
-    let mut poison = [0.0f64; COLUMNS];
-    for row in left {
-        for chunk in row.chunks_exact(COLUMNS) {
-            (poison.iter_mut().zip(chunk)).for_each(|(poison, &number)| *poison += number - number);
-        }
-    }
-    for row in right {
-        (poison.iter_mut().zip(row)).for_each(|(poison, &number)| *poison += number - number);
-    }
-    for row in sums {
-        (poison.iter_mut().zip(row))
-            .for_each(|(poison, &number)| *poison += f64::from(number - number));
-    }
-    poison.iter().all(|&poison| poison == 0.0)
-}
-
-/// Adds a step of 16 products.
-pub(super) fn add_16(left: &Left<f64, 16>, right: &Right<f64, 16>, sums: &mut Sums) {
-    if is_finite(left, right, sums) {
-        add_16_finite(left, right, sums);
-    } else {
-        add_special(left, right, sums, add_16_finite);
-    }
-}
-
-/// Adds a step of eight products.
-pub(super) fn add_8(left: &Left<f64, 8>, right: &Right<f64, 8>, sums: &mut Sums) {
-    if is_finite(left, right, sums) {
-        add_8_finite(left, right, sums);
-    } else {
-        add_special(left, right, sums, add_8_finite);
+        sums
     }
 }
