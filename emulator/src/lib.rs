@@ -10,15 +10,22 @@
 //! (one instruction stream over 32 lanes) > [`matrix`], [`mbarrier`], [`async_ops`] (what single instructions mean) and
 //! [`memory`]. [`ptx`] turns text into the decoded instructions that `warp` runs.
 
+mod access;
 mod address;
 mod alu;
 pub mod async_ops;
+mod block;
 pub mod cluster_barrier;
 pub mod driver;
+mod exchange;
+mod execute;
 pub mod fault;
 pub mod grid;
+mod in_flight;
+mod machine;
 pub mod matrix;
 pub mod mbarrier;
 pub mod memory;
 pub mod order;
 pub mod ptx;
+mod warp;

@@ -57,7 +57,7 @@ pub fn lookup(opcode: &str) -> Option<Alu> {
         "abs.s32" => alu!(|a: i32| -> i32 { a.wrapping_abs() }),
         "mul.lo.s32" | "mul.lo.u32" => alu!(|a: u32, b: u32| -> u32 { a.wrapping_mul(b) }),
         "mul.lo.s64" | "mul.lo.u64" => alu!(|a: u64, b: u64| -> u64 { a.wrapping_mul(b) }),
-        "mul.hi.u32" => alu!(|a: u32, b: u32| -> u32 { (u64::from(a) * u64::from(b) >> 32) as u32 }),
+        "mul.hi.u32" => alu!(|a: u32, b: u32| -> u32 { ((u64::from(a) * u64::from(b)) >> 32) as u32 }),
         "mul.hi.u64" => alu!(|a: u64, b: u64| -> u64 { bits::multiply_high(a, b) }),
         "mul.wide.u16" => alu!(|a: u16, b: u16| -> u32 { u32::from(a) * u32::from(b) }),
         "mul.wide.u32" => alu!(|a: u32, b: u32| -> u64 { u64::from(a) * u64::from(b) }),

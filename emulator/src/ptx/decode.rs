@@ -336,7 +336,7 @@ impl<'a> Reader<'_, 'a> {
             _ => return Err(self.error("unknown shape or types")),
         };
         let columns: usize = columns.parse().map_err(|_| self.error("unknown shape"))?;
-        if columns % 8 != 0 || columns == 0 || columns > 256 {
+        if !columns.is_multiple_of(8) || columns == 0 || columns > 256 {
             return Err(self.error("unknown number of columns"));
         }
         self.tuple(0, columns / 2, true, true)?;

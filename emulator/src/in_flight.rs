@@ -1,0 +1,528 @@
+//! What a warp starts and others finish: mbarriers, asynchronous copies and stores, asynchronous matrix products.
+
+use crate::access::lanes_of;
+use crate::alu::RegisterFile;
+use crate::async_ops::{Cargo, Flight, Origin, SharedPlace, ThreadCopy, update_barrier};
+use crate::exchange::{lanes, misuse};
+use crate::fault::{Fault, Space};
+use crate::machine::{Machine, Memories};
+use crate::matrix::Lanes;
+use crate::matrix::mma::Format;
+use crate::matrix::wgmma::{Descriptor, LeftOperand, multiply_add};
+use crate::mbarrier::Mbarrier;
+use crate::order::Policy;
+use crate::ptx::inst::{Access, Slot};
+use crate::warp::{State, Step, Warp};
+
+/// Bytes of a barrier's word.
+const WORD_BYTES: u32 = 8;
+
+/// Warps that run an asynchronous matrix product together.
+const GROUP_WARPS: u32 = 4;
+
+/// An asynchronous matrix product: a warp's own rows of it.
+#[derive(Debug, Clone)]
+pub struct Product {
+    format: Format,
+    left: Left,
+    right: u64,
+    adds: bool,
+    sums: Vec<Slot>,
+    /// Whether the group that it belongs to has been ended.
+    is_committed: bool,
+    /// Whether it is the last one of its group.
+    is_last: bool,
+}
+
+#[derive(Debug, Clone)]
+enum Left {
+    Registers(Box<[Lanes; 4]>),
+    Shared(u64),
+}
+
+/// A barrier's word at `address`.
+fn barrier_place(memories: &Memories<'_>, block: u32, address: u32) -> Result<SharedPlace, Fault> {
+    if !address.is_multiple_of(WORD_BYTES) {
+        let alignment = WORD_BYTES.into();
+        return Err(Fault::Misaligned {
+            space: Space::Shared,
+            address: address.into(),
+            alignment,
+            place: None,
+        });
+    }
+    memories.place(block, address, WORD_BYTES)
+}
+
+/// A place whose address is a multiple of `alignment`.
+fn aligned_place(
+    memories: &Memories<'_>,
+    block: u32,
+    address: u32,
+    num_bytes: u32,
+    alignment: u32,
+) -> Result<SharedPlace, Fault> {
+    if !address.is_multiple_of(alignment) {
+        let alignment = alignment.into();
+        return Err(Fault::Misaligned {
+            space: Space::Shared,
+            address: address.into(),
+            alignment,
+            place: None,
+        });
+    }
+    memories.place(block, address, num_bytes)
+}
+
+fn check_global(
+    machine: &mut Machine<'_>,
+    pc: u32,
+    address: u64,
+    num_bytes: u32,
+    alignment: u32,
+) -> Result<(), Fault> {
+    if !address.is_multiple_of(u64::from(alignment)) {
+        let alignment = alignment.into();
+        return Err(Fault::Misaligned {
+            space: Space::Global,
+            address,
+            alignment,
+            place: None,
+        });
+    }
+    if num_bytes > 0 {
+        machine.find(pc, address, num_bytes.into())?;
+    }
+    Ok(())
+}
+
+/// # Safety
+/// `slot` must name a 64-bit register or constant in `file`.
+unsafe fn wide_lanes(file: &RegisterFile, slot: Slot) -> [u64; 32] {
+    // SAFETY: passed on.
+    unsafe { *file.source(slot).cast::<[u64; 32]>() }
+}
+
+/// Every method's operands must be in `file`, as the decoder makes them.
+impl Warp {
+    /// `address, count`.
+    ///
+    /// # Safety
+    /// See above.
+    pub unsafe fn barrier_init(
+        &self,
+        machine: &mut Machine<'_>,
+        file: &RegisterFile,
+        operands: &[Slot],
+        mask: u32,
+    ) -> Result<Step, Fault> {
+        use crate::async_ops::Landing;
+        // SAFETY: passed on.
+        let [addresses, counts] =
+            unsafe { [operands[0], operands[1]].map(|slot| lanes(file, slot)) };
+        for lane in lanes_of(mask) {
+            let at = barrier_place(&machine.memories, self.block, addresses[lane])?;
+            machine
+                .memories
+                .set_barrier(at, Mbarrier::new(counts[lane])?.to_word())?;
+        }
+        machine.effects += 1;
+        Ok(Step::Next)
+    }
+
+    /// `address`, and with `expects` the bytes to wait for.
+    ///
+    /// # Safety
+    /// See above.
+    pub unsafe fn barrier_arrive(
+        &self,
+        machine: &mut Machine<'_>,
+        file: &RegisterFile,
+        operands: &[Slot],
+        mask: u32,
+        expects: bool,
+    ) -> Result<Step, Fault> {
+        // SAFETY: passed on.
+        let addresses = unsafe { lanes(file, operands[0]) };
+        let bytes = match expects {
+            // SAFETY: passed on.
+            true => unsafe { lanes(file, operands[1]) },
+            false => [0; 32],
+        };
+        for lane in lanes_of(mask) {
+            let at = barrier_place(&machine.memories, self.block, addresses[lane])?;
+            update_barrier(&mut machine.memories, at, |barrier| {
+                barrier.arrive_expecting(bytes[lane])
+            })?;
+        }
+        machine.effects += u64::from(mask != 0);
+        Ok(Step::Next)
+    }
+
+    /// `predicate, address, parity`: an instruction that may wait does so while no lane's phase is complete.
+    ///
+    /// # Safety
+    /// See above.
+    pub unsafe fn barrier_test(
+        &self,
+        machine: &mut Machine<'_>,
+        file: &RegisterFile,
+        operands: &[Slot],
+        mask: u32,
+        waits: bool,
+    ) -> Result<Step, Fault> {
+        use crate::async_ops::Landing;
+        // SAFETY: passed on.
+        let [addresses, parities] =
+            unsafe { [operands[1], operands[2]].map(|slot| lanes(file, slot)) };
+        let mut complete = 0;
+        for lane in lanes_of(mask) {
+            let at = barrier_place(&machine.memories, self.block, addresses[lane])?;
+            let barrier = Mbarrier::from_word(machine.memories.barrier(at)?)?;
+            complete |= u32::from(barrier.is_complete(parities[lane])) << lane;
+        }
+        if complete == 0 && waits && mask != 0 {
+            return Ok(Step::Stay(State::Mbarrier));
+        }
+        // SAFETY: passed on.
+        unsafe { file.set_predicate(operands[0], complete, mask) };
+        Ok(if complete == mask {
+            Step::Next
+        } else {
+            Step::NextYielding
+        })
+    }
+
+    /// `destination, source, bytes to read`.
+    ///
+    /// # Safety
+    /// See above.
+    pub unsafe fn copy_async(
+        &mut self,
+        machine: &mut Machine<'_>,
+        file: &RegisterFile,
+        num_bytes: u32,
+        operands: &[Slot],
+        (pc, mask): (u32, u32),
+    ) -> Result<Step, Fault> {
+        // SAFETY: passed on.
+        let (to, from, read) = unsafe {
+            (
+                lanes(file, operands[0]),
+                wide_lanes(file, operands[1]),
+                lanes(file, operands[2]),
+            )
+        };
+        for lane in lanes_of(mask) {
+            if read[lane] > num_bytes {
+                return Err(misuse(format!(
+                    "a copy of {num_bytes} bytes reads {}",
+                    read[lane]
+                )));
+            }
+            check_global(machine, pc, from[lane], read[lane], num_bytes)?;
+            let copy = ThreadCopy {
+                to: aligned_place(
+                    &machine.memories,
+                    self.block,
+                    to[lane],
+                    num_bytes,
+                    num_bytes,
+                )?,
+                from: from[lane],
+                num_bytes,
+                num_source_bytes: read[lane],
+                origin: self.origin(machine, (pc, lane)),
+            };
+            self.copies
+                .copy(lane, copy, machine.order, &mut machine.memories)?;
+        }
+        machine.effects += 1;
+        Ok(Step::Next)
+    }
+
+    /// Ends a group of copies in each lane.
+    pub fn copy_commit(&mut self, mask: u32) -> Step {
+        lanes_of(mask).for_each(|lane| self.copies.commit(lane));
+        Step::Next
+    }
+
+    /// Lands all but the last `num_left` groups of each lane.
+    pub fn copy_wait(
+        &mut self,
+        machine: &mut Machine<'_>,
+        num_left: u32,
+        mask: u32,
+    ) -> Result<Step, Fault> {
+        for lane in lanes_of(mask) {
+            self.copies
+                .wait(lane, num_left as usize, &mut machine.memories)?;
+        }
+        machine.effects += 1;
+        Ok(Step::Next)
+    }
+
+    /// `address`: arrives when the lane's copies have landed.
+    ///
+    /// # Safety
+    /// See above.
+    pub unsafe fn copy_arrive(
+        &mut self,
+        machine: &mut Machine<'_>,
+        file: &RegisterFile,
+        operands: &[Slot],
+        (pc, mask): (u32, u32),
+    ) -> Result<Step, Fault> {
+        // SAFETY: passed on.
+        let addresses = unsafe { lanes(file, operands[0]) };
+        for lane in lanes_of(mask) {
+            let at = barrier_place(&machine.memories, self.block, addresses[lane])?;
+            let origin = self.origin(machine, (pc, lane));
+            self.copies
+                .arrive(lane, at, origin, &mut machine.memories)?;
+        }
+        machine.effects += 1;
+        Ok(Step::Next)
+    }
+
+    /// `destination, source, bytes, barrier`.
+    ///
+    /// # Safety
+    /// See above.
+    pub unsafe fn copy_bulk(
+        &mut self,
+        machine: &mut Machine<'_>,
+        file: &RegisterFile,
+        operands: &[Slot],
+        (pc, mask): (u32, u32),
+    ) -> Result<Step, Fault> {
+        // SAFETY: passed on.
+        let (to, from, sizes, barriers) = unsafe {
+            let [to, sizes, barriers] =
+                [operands[0], operands[2], operands[3]].map(|slot| lanes(file, slot));
+            (to, wide_lanes(file, operands[1]), sizes, barriers)
+        };
+        for lane in lanes_of(mask) {
+            let num_bytes = sizes[lane];
+            if num_bytes % 16 != 0 {
+                return Err(misuse(format!(
+                    "a bulk copy of {num_bytes} bytes, no multiple of 16"
+                )));
+            }
+            check_global(machine, pc, from[lane], num_bytes, 16)?;
+            let to = aligned_place(&machine.memories, self.block, to[lane], num_bytes, 16)?;
+            let barrier = barrier_place(&machine.memories, self.block, barriers[lane])?;
+            let (cargo, origin) = (Cargo::Global(from[lane]), self.origin(machine, (pc, lane)));
+            let flight = Flight {
+                to,
+                cargo,
+                num_bytes,
+                barrier,
+                origin,
+            };
+            self.issue(machine, flight)?;
+        }
+        Ok(Step::Next)
+    }
+
+    /// `destination, s..., barrier`.
+    ///
+    /// # Safety
+    /// See above.
+    pub unsafe fn store_async(
+        &mut self,
+        machine: &mut Machine<'_>,
+        file: &RegisterFile,
+        access: &Access,
+        operands: &[Slot],
+        (pc, mask): (u32, u32),
+    ) -> Result<Step, Fault> {
+        let (&to, rest) = operands
+            .split_first()
+            .expect("the decoder gives a destination");
+        let (&barrier, data) = rest.split_last().expect("the decoder gives a barrier");
+        let element_bytes = usize::from(access.element_bytes);
+        let num_bytes = u32::from(access.element_bytes) * u32::from(access.num_elements);
+        // SAFETY: passed on.
+        let [to, barriers] = unsafe { [to, barrier].map(|slot| lanes(file, slot)) };
+        for lane in lanes_of(mask) {
+            let mut bytes = [0; 16];
+            for (&slot, bytes) in data.iter().zip(bytes.chunks_mut(element_bytes)) {
+                // SAFETY: passed on.
+                let value = unsafe {
+                    match access.wide_data {
+                        true => wide_lanes(file, slot)[lane],
+                        false => u64::from(lanes(file, slot)[lane]),
+                    }
+                };
+                bytes.copy_from_slice(&value.to_le_bytes()[..element_bytes]);
+            }
+            let to = aligned_place(
+                &machine.memories,
+                self.block,
+                to[lane],
+                num_bytes,
+                num_bytes,
+            )?;
+            let barrier = barrier_place(&machine.memories, self.block, barriers[lane])?;
+            let (cargo, origin) = (Cargo::Bytes(bytes), self.origin(machine, (pc, lane)));
+            let flight = Flight {
+                to,
+                cargo,
+                num_bytes,
+                barrier,
+                origin,
+            };
+            self.issue(machine, flight)?;
+        }
+        Ok(Step::Next)
+    }
+
+    fn origin(&self, machine: &Machine<'_>, (pc, lane): (u32, usize)) -> Origin {
+        let line = machine.kernel.lines[pc as usize];
+        Origin {
+            line,
+            block: self.block,
+            warp: self.index,
+            lane: lane as u32,
+        }
+    }
+
+    fn issue(&self, machine: &mut Machine<'_>, flight: Flight) -> Result<(), Fault> {
+        let Flight { to, barrier, .. } = &flight;
+        if to.block != barrier.block {
+            let what = format!(
+                "bytes for block {} count at a barrier of block {}",
+                to.block, barrier.block
+            );
+            return Err(misuse(what));
+        }
+        machine.effects += 1;
+        machine
+            .flights
+            .issue(flight, machine.order, &mut machine.memories)
+    }
+
+    /// `sums..., left, right, adds`.
+    ///
+    /// # Safety
+    /// See above.
+    pub unsafe fn group_matrix(
+        &mut self,
+        machine: &mut Machine<'_>,
+        file: &RegisterFile,
+        (format, num_sums, left_in_registers): (Format, u32, bool),
+        operands: &[Slot],
+        (mask, group): (u32, u32),
+    ) -> Result<Step, Fault> {
+        if !self.gather_all(mask, group)? {
+            return Ok(Step::Stay(State::Lanes));
+        }
+        let (sums, rest) = operands.split_at(num_sums as usize);
+        // SAFETY: passed on.
+        let uniform = |slot: Slot| unsafe {
+            let named = wide_lanes(file, slot);
+            let agree = named.iter().all(|descriptor| *descriptor == named[0]);
+            agree
+                .then_some(named[0])
+                .ok_or_else(|| misuse("the lanes of a warp name different matrices"))
+        };
+        // SAFETY: passed on.
+        let (left, rest) = unsafe {
+            match left_in_registers {
+                true => (
+                    Left::Registers(Box::new(std::array::from_fn(|at| lanes(file, rest[at])))),
+                    &rest[4..],
+                ),
+                false => (Left::Shared(uniform(rest[0])?), &rest[1..]),
+            }
+        };
+        let right = uniform(rest[0])?;
+        // SAFETY: passed on.
+        let adds = unsafe { file.predicate(rest[1]) };
+        if adds != 0 && adds != u32::MAX {
+            return Err(misuse("some lanes add to the former sums, others do not"));
+        }
+        let product = Product {
+            format,
+            left,
+            right,
+            adds: adds != 0,
+            sums: sums.to_vec(),
+            is_committed: false,
+            is_last: false,
+        };
+        match machine.order.policy() {
+            Policy::First => self.finish_product(machine, file, &product)?,
+            Policy::Late | Policy::Random => self.products.push(product),
+        }
+        Ok(Step::Next)
+    }
+
+    /// Ends a group of products.
+    pub fn group_matrix_commit(&mut self) -> Step {
+        if let Some(last) = self.products.last_mut().filter(|last| !last.is_committed) {
+            last.is_last = true;
+        }
+        self.products
+            .iter_mut()
+            .for_each(|product| product.is_committed = true);
+        Step::Next
+    }
+
+    /// Finishes all but the last `num_left` groups of products.
+    ///
+    /// # Safety
+    /// See above.
+    pub unsafe fn group_matrix_wait(
+        &mut self,
+        machine: &mut Machine<'_>,
+        file: &RegisterFile,
+        num_left: u32,
+    ) -> Result<Step, Fault> {
+        let num_groups = self
+            .products
+            .iter()
+            .filter(|product| product.is_last)
+            .count();
+        let mut to_finish = num_groups.saturating_sub(num_left as usize);
+        while to_finish > 0 {
+            let product = self.products.remove(0);
+            to_finish -= usize::from(product.is_last);
+            self.finish_product(machine, file, &product)?;
+        }
+        Ok(Step::Next)
+    }
+
+    fn finish_product(
+        &mut self,
+        machine: &mut Machine<'_>,
+        file: &RegisterFile,
+        product: &Product,
+    ) -> Result<(), Fault> {
+        let descriptor = |bits: u64| Descriptor::new(bits).map_err(misuse);
+        let left = match &product.left {
+            Left::Registers(registers) => LeftOperand::Registers(registers),
+            Left::Shared(bits) => LeftOperand::Shared(descriptor(*bits)?),
+        };
+        let right = descriptor(product.right)?;
+        // SAFETY: the slots are those of the instruction that started the product.
+        let read = |slots: &[Slot]| std::array::from_fn(|at| unsafe { lanes(file, slots[at]) });
+        let mut sums: Vec<[Lanes; 4]> = product.sums.chunks_exact(4).map(read).collect();
+        let warp = self.index % GROUP_WARPS;
+        multiply_add(
+            product.format,
+            warp,
+            left,
+            &right,
+            product.adds,
+            &mut sums,
+            |address| self.matrix_row(machine, address),
+        )?;
+        for (&slot, sum) in product.sums.iter().zip(sums.iter().flatten()) {
+            // SAFETY: as above.
+            unsafe { file.write(slot, sum, u32::MAX) };
+        }
+        Ok(())
+    }
+}
