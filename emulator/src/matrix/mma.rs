@@ -7,7 +7,7 @@
 use super::convert::{bf16_to_f32, e4m3_to_f32};
 use super::dispatch::vectorised;
 use super::float::clear_nan;
-use super::products::{COLUMNS, Left, ROWS, Right, add_8, add_16, sum_32};
+use super::products::{COLUMNS, Left, ROWS, Right, Sums, add_bytes, add_numbers};
 use super::{Lanes, WARP_LANES};
 
 /// What the operands' words hold, which also says how long a step along K is.
@@ -23,96 +23,102 @@ pub enum Format {
     S8,
 }
 
-/// The left operand of a step, ready to be multiplied by any number of right operands.
-#[derive(Debug, Clone)]
-pub struct LeftTile(LeftNumbers);
-
-#[derive(Debug, Clone)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "lives on the stack, for one instruction"
-)]
-enum LeftNumbers {
-    Bf16(Left<f64, 16>),
-    Tf32(Left<f64, 8>),
-    /// The lower pairs of all words, and the upper ones.
-    E4m3([Left<f64, 16>; 2]),
-    S8(Left<f32, 32>),
-}
-
-impl LeftTile {
-    /// Unpacks the left operand's registers.
-    pub fn new(format: Format, registers: &[Lanes; 4]) -> Self {
-        LeftTile(match format {
-            Format::Bf16 => LeftNumbers::Bf16(left_bf16(registers)),
-            Format::Tf32 => LeftNumbers::Tf32(left_tf32(registers)),
-            Format::E4m3 => {
-                LeftNumbers::E4m3([left_e4m3(registers), left_e4m3(&upper_pairs(registers))])
-            }
-            Format::S8 => LeftNumbers::S8(left_s8(registers)),
-        })
-    }
-
-    /// Adds the product with a right operand to `sums`.
-    pub fn multiply_add(&self, right: &[Lanes; 2], sums: &mut [Lanes; 4]) {
-        let mut total = by_element(sums).map(|row| row.map(f32::from_bits));
-        match &self.0 {
-            LeftNumbers::Bf16(left) => add_16(left, &right_bf16(right), &mut total),
-            LeftNumbers::Tf32(left) => add_8(left, &right_tf32(right), &mut total),
-            // As sm_90 does it, which has no such instruction: the pairs as FP16 are summed from zero in two steps, and
-            // an ordinary addition brings the accumulator in.
-            LeftNumbers::E4m3([lower, upper]) => {
-                let mut products = [[0.0; COLUMNS]; ROWS];
-                add_16(lower, &right_e4m3(right), &mut products);
-                add_16(upper, &right_e4m3(&upper_pairs(right)), &mut products);
-                let pairs = total.iter_mut().flatten().zip(products.iter().flatten());
-                pairs.for_each(|(total, products)| *total = clear_nan(*total + products));
-            }
-            LeftNumbers::S8(left) => {
-                let products = sum_32(left, &right_s8(right));
-                let pairs = total.iter_mut().flatten().zip(products.iter().flatten());
-                pairs.for_each(|(total, &products)| {
-                    let sum = total.to_bits().wrapping_add(products as i32 as u32);
-                    *total = f32::from_bits(sum);
-                });
-            }
-        }
-        for (register, words) in sums.iter_mut().enumerate() {
-            for (lane, word) in words.iter_mut().enumerate() {
-                let (row, column) = sum_place(register, lane);
-                *word = total[row][column].to_bits();
-            }
-        }
-    }
-}
-
 /// `d = a b + c` for one step along K.
 pub fn multiply_add(format: Format, a: &[Lanes; 4], b: &[Lanes; 2], c: &[Lanes; 4]) -> [Lanes; 4] {
-    let mut sums = *c;
-    LeftTile::new(format, a).multiply_add(b, &mut sums);
-    sums
+    let mut sums = [*c];
+    multiply_add_groups(format, a, &[*b], &mut sums);
+    sums[0]
 }
 
-/// Row and column of the sum that a lane of a register holds.
-#[inline(always)]
-fn sum_place(register: usize, lane: usize) -> (usize, usize) {
-    (lane / 4 + register / 2 * 8, lane % 4 * 2 + register % 2)
+/// Adds the products of one left operand with several right ones to the sums of each.
+pub fn multiply_add_groups(
+    format: Format,
+    left: &[Lanes; 4],
+    rights: &[[Lanes; 2]],
+    sums: &mut [[Lanes; 4]],
+) {
+    match format {
+        Format::Bf16 => multiply_bf16(left, rights, sums),
+        Format::Tf32 => multiply_tf32(left, rights, sums),
+        Format::E4m3 => multiply_e4m3(left, rights, sums),
+        Format::S8 => multiply_s8(left, rights, sums),
+    }
 }
 
-fn by_element(registers: &[Lanes; 4]) -> [[u32; COLUMNS]; ROWS] {
-    let mut tile = [[0; COLUMNS]; ROWS];
-    for (register, words) in registers.iter().enumerate() {
-        for (lane, &word) in words.iter().enumerate() {
-            let (row, column) = sum_place(register, lane);
-            tile[row][column] = word;
+vectorised! {
+    fn multiply_bf16(left: &[Lanes; 4], rights: &[[Lanes; 2]], sums: &mut [[Lanes; 4]]) {
+        let left: Left<f64, 16> = spread_left::<_, 2, 16>(left, bf16);
+        for (right, sums) in rights.iter().zip(sums) {
+            let mut tile = numbers(sums);
+            add_numbers(&left, &spread_right::<_, 2, 16>(right, bf16), &mut tile);
+            put_numbers(sums, &tile);
         }
     }
+
+    fn multiply_tf32(left: &[Lanes; 4], rights: &[[Lanes; 2]], sums: &mut [[Lanes; 4]]) {
+        let left: Left<f64, 8> = spread_left::<_, 1, 8>(left, tf32);
+        for (right, sums) in rights.iter().zip(sums) {
+            let mut tile = numbers(sums);
+            add_numbers(&left, &spread_right::<_, 1, 8>(right, tf32), &mut tile);
+            put_numbers(sums, &tile);
+        }
+    }
+
+    /// As sm_90 does it, which has no such instruction: the lower pairs of all words as FP16 and then the upper ones are
+    /// summed from zero in two steps, and an ordinary addition brings the accumulator in.
+    fn multiply_e4m3(left: &[Lanes; 4], rights: &[[Lanes; 2]], sums: &mut [[Lanes; 4]]) {
+        let lower: Left<f64, 16> = spread_left::<_, 2, 16>(left, e4m3_lower);
+        let upper: Left<f64, 16> = spread_left::<_, 2, 16>(left, e4m3_upper);
+        for (right, sums) in rights.iter().zip(sums) {
+            let mut products = [[0.0; COLUMNS]; ROWS];
+            add_numbers(&lower, &spread_right::<_, 2, 16>(right, e4m3_lower), &mut products);
+            add_numbers(&upper, &spread_right::<_, 2, 16>(right, e4m3_upper), &mut products);
+            let mut tile = numbers(sums);
+            for (sum, product) in tile.iter_mut().flatten().zip(products.iter().flatten()) {
+                *sum = clear_nan(*sum + product);
+            }
+            put_numbers(sums, &tile);
+        }
+    }
+
+    fn multiply_s8(left: &[Lanes; 4], rights: &[[Lanes; 2]], sums: &mut [[Lanes; 4]]) {
+        let left: Left<f32, 32> = spread_left::<_, 4, 32>(left, s8);
+        for (right, sums) in rights.iter().zip(sums) {
+            let mut tile = [[0; COLUMNS]; ROWS];
+            for_each_sum(|register, lane, row, column| tile[row][column] = sums[register][lane]);
+            add_bytes(&left, &spread_right::<_, 4, 32>(right, s8), &mut tile);
+            for_each_sum(|register, lane, row, column| sums[register][lane] = tile[row][column]);
+        }
+    }
+}
+
+/// Register, lane, row and column of every sum.
+#[inline(always)]
+fn for_each_sum(mut visit: impl FnMut(usize, usize, usize, usize)) {
+    for register in 0..4 {
+        for lane in 0..WARP_LANES {
+            visit(
+                register,
+                lane,
+                lane / 4 + register / 2 * 8,
+                lane % 4 * 2 + register % 2,
+            );
+        }
+    }
+}
+
+#[inline(always)]
+fn numbers(sums: &[Lanes; 4]) -> Sums {
+    let mut tile = [[0.0; COLUMNS]; ROWS];
+    for_each_sum(|register, lane, row, column| {
+        tile[row][column] = f32::from_bits(sums[register][lane]);
+    });
     tile
 }
 
-/// The upper halves of all words, for what reads lower halves.
-fn upper_pairs<const REGISTERS: usize>(registers: &[Lanes; REGISTERS]) -> [Lanes; REGISTERS] {
-    registers.map(|words| words.map(|word| word >> 16))
+#[inline(always)]
+fn put_numbers(sums: &mut [Lanes; 4], tile: &Sums) {
+    for_each_sum(|register, lane, row, column| sums[register][lane] = tile[row][column].to_bits());
 }
 
 /// Number `i` of a word.
@@ -127,8 +133,13 @@ fn tf32(word: u32, _: usize) -> f64 {
 }
 
 #[inline(always)]
-fn e4m3(word: u32, i: usize) -> f64 {
+fn e4m3_lower(word: u32, i: usize) -> f64 {
     f64::from(e4m3_to_f32((word >> (8 * i)) as u8))
+}
+
+#[inline(always)]
+fn e4m3_upper(word: u32, i: usize) -> f64 {
+    e4m3_lower(word >> 16, i)
 }
 
 #[inline(always)]
@@ -144,14 +155,16 @@ fn unpack<T: Copy + Default, const E: usize>(
 ) -> [[T; E]; WARP_LANES] {
     let mut numbers = [[T::default(); E]; WARP_LANES];
     for (numbers, &word) in numbers.iter_mut().zip(words) {
-        *numbers = std::array::from_fn(|i| number(word, i));
+        for (i, element) in numbers.iter_mut().enumerate() {
+            *element = number(word, i);
+        }
     }
     numbers
 }
 
 /// Spreads the left operand by rows.
 #[inline(always)]
-fn left<T: Copy + Default, const E: usize, const K: usize>(
+fn spread_left<T: Copy + Default, const E: usize, const K: usize>(
     registers: &[Lanes; 4],
     number: impl Fn(u32, usize) -> T,
 ) -> Left<T, K> {
@@ -169,7 +182,7 @@ fn left<T: Copy + Default, const E: usize, const K: usize>(
 
 /// Spreads the right operand by K.
 #[inline(always)]
-fn right<T: Copy + Default, const E: usize, const K: usize>(
+fn spread_right<T: Copy + Default, const E: usize, const K: usize>(
     registers: &[Lanes; 2],
     number: impl Fn(u32, usize) -> T,
 ) -> Right<T, K> {
@@ -184,40 +197,6 @@ fn right<T: Copy + Default, const E: usize, const K: usize>(
         }
     }
     tile
-}
-
-vectorised! {
-    fn left_bf16(registers: &[Lanes; 4]) -> Left<f64, 16> {
-        left::<_, 2, 16>(registers, bf16)
-    }
-
-    fn right_bf16(registers: &[Lanes; 2]) -> Right<f64, 16> {
-        right::<_, 2, 16>(registers, bf16)
-    }
-
-    fn left_tf32(registers: &[Lanes; 4]) -> Left<f64, 8> {
-        left::<_, 1, 8>(registers, tf32)
-    }
-
-    fn right_tf32(registers: &[Lanes; 2]) -> Right<f64, 8> {
-        right::<_, 1, 8>(registers, tf32)
-    }
-
-    fn left_e4m3(registers: &[Lanes; 4]) -> Left<f64, 16> {
-        left::<_, 2, 16>(registers, e4m3)
-    }
-
-    fn right_e4m3(registers: &[Lanes; 2]) -> Right<f64, 16> {
-        right::<_, 2, 16>(registers, e4m3)
-    }
-
-    fn left_s8(registers: &[Lanes; 4]) -> Left<f32, 32> {
-        left::<_, 4, 32>(registers, s8)
-    }
-
-    fn right_s8(registers: &[Lanes; 2]) -> Right<f32, 32> {
-        right::<_, 4, 32>(registers, s8)
-    }
 }
 
 #[cfg(test)]

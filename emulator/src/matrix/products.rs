@@ -5,7 +5,6 @@
 //! exactly, and the sum is cut toward zero to 24 significant bits. No order among the products is left in it.
 //! Infinities and NaN act as in IEEE additions. Sums of integers are exact and wrap.
 
-use super::dispatch::vectorised;
 use super::float::clear_nan;
 
 /// Rows of a tile of sums.
@@ -21,6 +20,8 @@ const EXPONENT_FIELD: u64 = 0x7ff << MANTISSA_BITS;
 const EXPONENT_BIAS: u64 = 1023;
 /// Terms are aligned to no less than this, so that the last place is that of fp32's subnormal numbers: 2^-124.
 const LEAST_ALIGNMENT: f64 = f64::from_bits((EXPONENT_BIAS - 149 + FRACTION_BITS) << MANTISSA_BITS);
+/// Exponent fields of a power of two and of what brings the last place that counts beside it to one add up to this.
+const ONE_PLACE: u64 = (2 * EXPONENT_BIAS + FRACTION_BITS) << MANTISSA_BITS;
 /// The part of an f64 that 24 significant bits need.
 const KEPT_BITS: u64 = !((1 << (MANTISSA_BITS - 23)) - 1);
 
@@ -36,7 +37,11 @@ pub(super) type Right<T, const K: usize> = [[T; COLUMNS]; K];
 /// Integers are held in f64: they stay far below 2^53, and additions that the compiler must not reorder keep it
 /// working on columns side by side. With an infinity among the terms all that is finite is cut to zero.
 #[inline(always)]
-fn add<const K: usize>(left: &Left<f64, K>, right: &Right<f64, K>, sums: &mut Sums) {
+pub(super) fn add_numbers<const K: usize>(
+    left: &Left<f64, K>,
+    right: &Right<f64, K>,
+    sums: &mut Sums,
+) {
     for (row, sums) in left.iter().zip(sums) {
         let mut largest = [LEAST_ALIGNMENT; COLUMNS];
         for column in 0..COLUMNS {
@@ -48,12 +53,12 @@ fn add<const K: usize>(left: &Left<f64, K>, right: &Right<f64, K>, sums: &mut Su
             }
         }
         // Powers of two: what brings the last place that counts to one, and back.
-        let exponents = largest.map(|term| term.to_bits() & EXPONENT_FIELD);
-        let up = exponents.map(|exponent| {
-            f64::from_bits(((2 * EXPONENT_BIAS + FRACTION_BITS) << MANTISSA_BITS) - exponent)
-        });
-        let down =
-            exponents.map(|exponent| f64::from_bits(exponent - (FRACTION_BITS << MANTISSA_BITS)));
+        let (mut up, mut down) = ([0.0; COLUMNS], [0.0; COLUMNS]);
+        for column in 0..COLUMNS {
+            let exponent = largest[column].to_bits() & EXPONENT_FIELD;
+            up[column] = f64::from_bits(ONE_PLACE - exponent);
+            down[column] = f64::from_bits(exponent - (FRACTION_BITS << MANTISSA_BITS));
+        }
         let mut totals = [0.0; COLUMNS];
         for column in 0..COLUMNS {
             totals[column] += (f64::from(sums[column]) * up[column]).trunc();
@@ -76,27 +81,22 @@ fn greater(a: f64, b: f64) -> f64 {
     if a > b { a } else { b }
 }
 
-vectorised! {
-    /// Adds a step of 16 products.
-    pub(super) fn add_16(left: &Left<f64, 16>, right: &Right<f64, 16>, sums: &mut Sums) {
-        add(left, right, sums)
-    }
-
-    /// Adds a step of eight products.
-    pub(super) fn add_8(left: &Left<f64, 8>, right: &Right<f64, 8>, sums: &mut Sums) {
-        add(left, right, sums)
-    }
-
-    /// Sums of 32 products of integers of eight bits, which fp32 holds exactly.
-    pub(super) fn sum_32(left: &Left<f32, 32>, right: &Right<f32, 32>) -> Sums {
-        let mut sums = [[0.0; COLUMNS]; ROWS];
-        for (row, sums) in left.iter().zip(&mut sums) {
-            for (&factor, factors) in row.iter().zip(right) {
-                for column in 0..COLUMNS {
-                    sums[column] += factor * factors[column];
-                }
+/// Adds 32 products of integers of eight bits, whose sum fp32 holds exactly.
+#[inline(always)]
+pub(super) fn add_bytes(
+    left: &Left<f32, 32>,
+    right: &Right<f32, 32>,
+    sums: &mut [[u32; COLUMNS]; ROWS],
+) {
+    for (row, sums) in left.iter().zip(sums) {
+        let mut products = [0.0; COLUMNS];
+        for (&factor, factors) in row.iter().zip(right) {
+            for column in 0..COLUMNS {
+                products[column] += factor * factors[column];
             }
         }
-        sums
+        for (sum, product) in sums.iter_mut().zip(products) {
+            *sum = sum.wrapping_add(product as i32 as u32);
+        }
     }
 }

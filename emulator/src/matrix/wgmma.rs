@@ -4,7 +4,7 @@
 //! of core matrices, 8 rows of 16 bytes along K, which are just what a register of `mma.sync` holds: the sums are
 //! those of [`super::mma`], bit for bit.
 
-use super::mma::{Format, LeftTile};
+use super::mma::{Format, multiply_add_groups};
 use super::{Lanes, WARP_LANES};
 
 /// A 64-bit descriptor of an operand in shared memory whose rows run along K.
@@ -121,27 +121,28 @@ pub fn multiply_add<E>(
     sums: &mut [[Lanes; 4]],
     mut read: impl FnMut(u32) -> Result<[u8; 16], E>,
 ) -> Result<(), E> {
+    let mut loaded = [[0; WARP_LANES]; 4];
     let left = match left {
-        LeftOperand::Registers(registers) => LeftTile::new(format, registers),
+        LeftOperand::Registers(registers) => registers,
         LeftOperand::Shared(descriptor) => {
-            let mut registers = [[0; WARP_LANES]; 4];
-            for (register, words) in registers.iter_mut().enumerate() {
+            for (register, words) in loaded.iter_mut().enumerate() {
                 let (group, half) = (2 * warp + register as u32 % 2, register as u32 / 2);
                 *words = descriptor.core_matrix(group, half, &mut read)?;
             }
-            LeftTile::new(format, &registers)
+            &loaded
         }
     };
-    for (group, sums) in sums.iter_mut().enumerate() {
-        let registers = [
-            right.core_matrix(group as u32, 0, &mut read)?,
-            right.core_matrix(group as u32, 1, &mut read)?,
-        ];
-        if !adds {
-            *sums = [[0; WARP_LANES]; 4];
-        }
-        left.multiply_add(&registers, sums);
+    let mut rights = Vec::with_capacity(sums.len());
+    for group in 0..sums.len() as u32 {
+        rights.push([
+            right.core_matrix(group, 0, &mut read)?,
+            right.core_matrix(group, 1, &mut read)?,
+        ]);
     }
+    if !adds {
+        sums.fill([[0; WARP_LANES]; 4]);
+    }
+    multiply_add_groups(format, left, &rights, sums);
     Ok(())
 }
 
