@@ -1,7 +1,7 @@
 //! Loads, stores and atomics of a warp: every address is checked before anything is touched.
 
 use crate::address::{LOCAL_WINDOW, SHARED_BASE, SHARED_WINDOW};
-use crate::alu::RegisterFile;
+use crate::alu::{RegisterFile, each_lane};
 use crate::fault::{Fault, Space};
 use crate::machine::Machine;
 use crate::ptx::inst::{Access, AtomicOp, Slot};
@@ -170,7 +170,7 @@ impl Warp {
             if access.wide_data {
                 file.write(destination, &former, mask);
             } else {
-                file.write(destination, &former.map(|old| old as u32), mask);
+                file.write(destination, &each_lane(|lane| former[lane] as u32), mask);
             }
         }
         Ok(Step::Next)
@@ -208,13 +208,16 @@ impl Warp {
             let lane = addresses.iter().position(is_odd).unwrap_or_default();
             return Err(self.misaligned(machine, access, addresses[lane], num_bytes, (pc, lane)));
         }
+        let (lowest, highest) = addresses
+            .iter()
+            .fold((u64::MAX, 0), |(low, high), &address| {
+                (low.min(address), high.max(address))
+            });
         let within = |start: u64, end: u64| {
-            let last = end.wrapping_sub(num_bytes);
-            let outside = |&address: &u64| (address < start) | (address > last);
-            end - start >= num_bytes
-                && !addresses
-                    .iter()
-                    .fold(false, |any, address| any | outside(address))
+            lowest >= start
+                && end
+                    .checked_sub(num_bytes)
+                    .is_some_and(|last| highest <= last)
         };
         match access.space {
             Some(Space::Global) => {
@@ -229,8 +232,12 @@ impl Warp {
                 let start = u64::from(SHARED_BASE);
                 if within(start, start + shared.len() as u64) {
                     let base = (shared.as_mut_ptr() as u64).wrapping_sub(start);
-                    return Ok(addresses.map(|address| base.wrapping_add(address)));
+                    return Ok(each_lane(|lane| base.wrapping_add(addresses[lane])));
                 }
+            }
+            Some(Space::Param) if within(0, machine.params.len() as u64) => {
+                let base = machine.params.as_ptr() as u64;
+                return Ok(each_lane(|lane| base + addresses[lane]));
             }
             _ => {}
         }
@@ -332,16 +339,16 @@ impl Warp {
 /// # Safety
 /// `address` must name a register or constant of the width that `access` says.
 #[inline(always)]
-unsafe fn lane_addresses(file: &RegisterFile, access: &Access, address: Slot) -> [u64; 32] {
+pub unsafe fn lane_addresses(file: &RegisterFile, access: &Access, address: Slot) -> [u64; 32] {
     // SAFETY: passed on.
     unsafe {
         if access.wide_address {
             let bases = &*file.source(address).cast::<[u64; 32]>();
             let offset = i64::from(access.offset) as u64;
-            std::array::from_fn(|lane| bases[lane].wrapping_add(offset))
+            each_lane(|lane| bases[lane].wrapping_add(offset))
         } else {
             let bases = &(*file.source(address)).0;
-            std::array::from_fn(|lane| u64::from(bases[lane].wrapping_add(access.offset as u32)))
+            each_lane(|lane| u64::from(bases[lane].wrapping_add(access.offset as u32)))
         }
     }
 }
@@ -363,8 +370,9 @@ unsafe fn load_elements<M: Copy, R: Copy + Default>(
     let mut values = [[R::default(); 32]; 4];
     for (element, values) in values.iter_mut().take(data.len()).enumerate() {
         // SAFETY: the caller says that the elements are there; inactive lanes point at an active one's.
-        *values = pointers
-            .map(|pointer| extend(unsafe { (pointer as *const M).add(element).read_unaligned() }));
+        *values = each_lane(|lane| {
+            extend(unsafe { (pointers[lane] as *const M).add(element).read_unaligned() })
+        });
     }
     for (values, &slot) in values.iter().zip(data) {
         // SAFETY: the caller says that the register exists.

@@ -169,9 +169,9 @@ impl Flights {
         Ok(true)
     }
 
-    /// Whether something is on its way into a block.
-    pub fn reaches(&self, block: u32) -> bool {
-        self.flights.iter().any(|flight| flight.to.block == block)
+    /// Something that is on its way into a block.
+    pub fn towards(&self, block: u32) -> Option<&Flight> {
+        self.flights.iter().find(|flight| flight.to.block == block)
     }
 }
 

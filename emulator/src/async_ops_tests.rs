@@ -133,8 +133,11 @@ fn a_phase_is_complete_when_and_only_when_all_bytes_are_there() {
         for flight in wanted {
             flights.issue(flight, &order, &mut memory).expect("valid");
         }
-        assert_eq!(flights.reaches(1), order.policy() != Policy::First);
-        assert!(!flights.reaches(0));
+        assert_eq!(
+            flights.towards(1).is_some(),
+            order.policy() != Policy::First
+        );
+        assert_eq!(flights.towards(0), None);
         let mut num_landings = 0;
         while !memory.is_complete(0) {
             assert_eq!(flights.land_one(&mut order, &mut memory), Ok(true));

@@ -4,10 +4,11 @@
 //! which no warp did anything that another could see lets something land; many such rounds with nothing left to land
 //! are a deadlock.
 
+use crate::async_ops::Flight;
 use crate::block::Block;
 use crate::cluster_barrier::ClusterBarrier;
 use crate::exchange::misuse;
-use crate::fault::{Fault, Wait};
+use crate::fault::{Fault, Place, Wait};
 use crate::machine::Machine;
 use crate::memory::GlobalMemory;
 use crate::order::{Order, Policy};
@@ -203,12 +204,22 @@ impl Grid {
     /// Takes ended blocks out.
     fn end_blocks(&mut self, machine: &mut Machine<'_>) -> Result<(), Fault> {
         for block in self.blocks.iter().filter(|block| block.has_ended()) {
-            if machine.flights.reaches(block.index) {
+            if let Some(flight) = machine.flights.towards(block.index) {
+                let Flight {
+                    num_bytes, origin, ..
+                } = flight;
                 let what = format!(
-                    "block {} of {} ends before what is copied to it",
-                    block.index, machine.kernel.name
+                    "block {} ends before {num_bytes} bytes that are sent to it arrive",
+                    block.index
                 );
-                return Err(misuse(what));
+                let place = Place {
+                    kernel: machine.kernel.name.clone(),
+                    line: origin.line,
+                    block: origin.block,
+                    warp: origin.warp,
+                    lane: Some(origin.lane),
+                };
+                return Err(misuse(what).at(|| place));
             }
             machine.memories.end_block(block.index);
         }

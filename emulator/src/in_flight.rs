@@ -18,7 +18,7 @@ use crate::warp::{State, Step, Warp};
 const WORD_BYTES: u32 = 8;
 
 /// Warps that run an asynchronous matrix product together.
-const GROUP_WARPS: u32 = 4;
+pub const GROUP_WARPS: u32 = 4;
 
 /// An asynchronous matrix product: a warp's own rows of it.
 #[derive(Debug, Clone)]
@@ -304,6 +304,10 @@ impl Warp {
         };
         for lane in lanes_of(mask) {
             let num_bytes = sizes[lane];
+            // Slices of nothing are asked for like others.
+            if num_bytes == 0 {
+                continue;
+            }
             if num_bytes % 16 != 0 {
                 return Err(misuse(format!(
                     "a bulk copy of {num_bytes} bytes, no multiple of 16"

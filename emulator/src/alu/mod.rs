@@ -32,7 +32,9 @@ pub struct Alu {
 
 /// The entry of `opcode`, if it is arithmetic that the emulator knows.
 pub fn lookup(opcode: &str) -> Option<Alu> {
-    int::lookup(opcode).or_else(|| float::lookup(opcode)).or_else(|| convert::lookup(opcode))
+    int::lookup(opcode)
+        .or_else(|| float::lookup(opcode))
+        .or_else(|| convert::lookup(opcode))
 }
 
 /// Where the registers of a warp and the constants of its kernel lie.
@@ -54,7 +56,11 @@ impl RegisterFile {
     #[inline(always)]
     pub unsafe fn source(&self, slot: Slot) -> *const Plane {
         let index = (slot & !CONSTANT) as usize;
-        let bank = if slot & CONSTANT == 0 { self.registers.cast_const() } else { self.constants };
+        let bank = if slot & CONSTANT == 0 {
+            self.registers.cast_const()
+        } else {
+            self.constants
+        };
         // SAFETY: the caller says that the plane exists.
         unsafe { bank.add(index) }
     }
@@ -94,10 +100,24 @@ impl RegisterFile {
             *plane = *values;
         } else {
             for lane in 0..32 {
-                plane[lane] = if mask >> lane & 1 == 1 { values[lane] } else { plane[lane] };
+                plane[lane] = if mask >> lane & 1 == 1 {
+                    values[lane]
+                } else {
+                    plane[lane]
+                };
             }
         }
     }
+}
+
+/// A value for every lane. A loop over a finished array becomes vector instructions, `array::from_fn` does not.
+#[inline(always)]
+pub(crate) fn each_lane<T: Copy + Default>(mut value: impl FnMut(usize) -> T) -> [T; 32] {
+    let mut values = [T::default(); 32];
+    for (lane, slot) in values.iter_mut().enumerate() {
+        *slot = value(lane);
+    }
+    values
 }
 
 /// A type of a lane's value, which says what register it lies in.
@@ -174,7 +194,7 @@ impl Cell for u16 {
     #[inline(always)]
     unsafe fn write(file: &RegisterFile, slot: Slot, values: &[Self; 32], mask: u32) {
         // SAFETY: passed on.
-        unsafe { file.write(slot, &values.map(u32::from), mask) }
+        unsafe { file.write(slot, &each_lane(|lane| u32::from(values[lane])), mask) }
     }
 }
 
@@ -219,7 +239,10 @@ fn bits(lanes: &[bool; 32]) -> u32 {
     }
     #[cfg(not(target_arch = "x86_64"))]
     {
-        lanes.iter().rev().fold(0, |bits, &lane| bits << 1 | u32::from(lane))
+        lanes
+            .iter()
+            .rev()
+            .fold(0, |bits, &lane| bits << 1 | u32::from(lane))
     }
 }
 
@@ -244,7 +267,7 @@ macro_rules! alu {
             // SAFETY: the caller says that the operands exist with the widths of these types.
             unsafe {
                 $(let $source = <$type as $crate::alu::Cell>::source(file, slots.next().unwrap_or_default());)*
-                let values: [$result; 32] = std::array::from_fn(|lane| {
+                let values: [$result; 32] = $crate::alu::each_lane(|lane| {
                     one_lane($(<$type as $crate::alu::Cell>::lane($source, lane)),*)
                 });
                 <$result as $crate::alu::Cell>::write(file, args.d, &values, mask);
@@ -280,10 +303,18 @@ macro_rules! alu_of {
             unsafe { $all_lanes(file, args, mask) }
         }
         #[cfg(target_arch = "x86_64")]
-        let run: $crate::alu::AluFn = if $crate::alu::has_wide_vectors() { wide } else { plain };
+        let run: $crate::alu::AluFn = if $crate::alu::has_wide_vectors() {
+            wide
+        } else {
+            plain
+        };
         #[cfg(not(target_arch = "x86_64"))]
         let run: $crate::alu::AluFn = plain;
-        $crate::alu::Alu { run, destination: $destination, sources: $sources }
+        $crate::alu::Alu {
+            run,
+            destination: $destination,
+            sources: $sources,
+        }
     }};
 }
 

@@ -330,7 +330,6 @@ impl<'a> Reader<'_, 'a> {
             .ok_or_else(|| self.error("unknown shape"))?;
         let format = match (depth, types) {
             ("32", "s32.s8.s8") => Format::S8,
-            ("32", "f32.e4m3.e4m3") => Format::E4m3,
             ("16", "f32.bf16.bf16") => Format::Bf16,
             ("8", "f32.tf32.tf32") => Format::Tf32,
             _ => return Err(self.error("unknown shape or types")),

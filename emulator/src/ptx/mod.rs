@@ -108,3 +108,6 @@ impl Module {
         self.kernels.keys().map(String::as_str)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,6 +7,7 @@ mod exchange;
 mod faults;
 mod matrices;
 mod memory;
+mod registers;
 
 use ptx_emulator::fault::Fault;
 use ptx_emulator::grid::{GridLaunch, run};
