@@ -369,8 +369,8 @@ unsafe fn load_elements<M: Copy, R: Copy + Default>(
     // All elements are read before any is written: a data register may be the address.
     let mut values = [[R::default(); 32]; 4];
     for (element, values) in values.iter_mut().take(data.len()).enumerate() {
-        // SAFETY: the caller says that the elements are there; inactive lanes point at an active one's.
         *values = each_lane(|lane| {
+            // SAFETY: the caller says that the elements are there; inactive lanes point at an active one's.
             extend(unsafe { (pointers[lane] as *const M).add(element).read_unaligned() })
         });
     }

@@ -93,6 +93,11 @@ impl Block {
                 threads => num_here * WARP_LANES >= threads,
             };
             if is_full {
+                if let Some(races) = &mut machine.memories.races {
+                    let places = (0..).zip(&arrivals);
+                    let there = places.filter(|(_, arrival)| here(arrival));
+                    races.meet(self.index, there.map(|(warp, _)| warp));
+                }
                 for (warp, _) in self
                     .warps
                     .iter_mut()

@@ -17,6 +17,26 @@ impl Warp {
         mask: u32,
         group: u32,
     ) -> Result<Step, Fault> {
+        if machine.memories.races.is_none() {
+            return self.perform(machine, file, inst, pc, mask, group);
+        }
+        // SAFETY: the decoder gave each operation the operands that it documents, all of them in this file.
+        unsafe { self.watch_before(machine, file, inst, (pc, mask))? };
+        let step = self.perform(machine, file, inst, pc, mask, group)?;
+        // SAFETY: as above.
+        unsafe { self.watch_after(machine, file, inst, (pc, mask), &step)? };
+        Ok(step)
+    }
+
+    fn perform(
+        &mut self,
+        machine: &mut Machine<'_>,
+        file: &RegisterFile,
+        inst: &Inst,
+        pc: u32,
+        mask: u32,
+        group: u32,
+    ) -> Result<Step, Fault> {
         let kernel = machine.kernel;
         let operands = kernel.operands_of(inst);
         let lanes = (mask, group);

@@ -119,6 +119,13 @@ pub enum Fault {
         /// Who asked; none if it was the launch itself.
         place: Option<Place>,
     },
+    /// An access to shared memory that nothing orders after an earlier one.
+    Race {
+        /// Both accesses.
+        what: String,
+        /// Who did the later one.
+        place: Option<Place>,
+    },
     /// A barrier, or an instruction of a whole warp, used against its rules.
     BarrierMisuse {
         /// Which rule is broken.
@@ -135,6 +142,7 @@ impl Fault {
             Fault::OutOfBounds { place, .. }
             | Fault::Misaligned { place, .. }
             | Fault::Unsupported { place, .. }
+            | Fault::Race { place, .. }
             | Fault::BarrierMisuse { place, .. } => {
                 if place.is_none() {
                     *place = Some(at());
@@ -213,6 +221,10 @@ impl fmt::Display for Fault {
             }
             Fault::Unsupported { what, place } => {
                 write!(f, "unsupported: {what}")?;
+                write_place(f, place)
+            }
+            Fault::Race { what, place } => {
+                write!(f, "race: {what}")?;
                 write_place(f, place)
             }
             Fault::BarrierMisuse { what, place } => {

@@ -13,6 +13,7 @@ use crate::machine::Machine;
 use crate::memory::GlobalMemory;
 use crate::order::{Order, Policy};
 use crate::ptx::Kernel;
+use crate::races::{self, Races};
 
 /// The environment variable that says how many warp instructions a launch may run.
 pub const BUDGET_VARIABLE: &str = "PTX_EMULATOR_MAX_INSTRUCTIONS";
@@ -73,6 +74,34 @@ impl GridLaunch {
     }
 }
 
+/// What is watched beside every access's bounds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Checks {
+    /// The most warp instructions that a launch may run.
+    pub max_instructions: u64,
+    /// Whether accesses to shared memory that nothing orders are faults.
+    pub finds_races: bool,
+}
+
+impl Default for Checks {
+    fn default() -> Self {
+        Checks {
+            max_instructions: DEFAULT_BUDGET,
+            finds_races: false,
+        }
+    }
+}
+
+impl Checks {
+    /// What the environment asks for.
+    pub fn from_env() -> Result<Self, Fault> {
+        Ok(Checks {
+            max_instructions: budget()?,
+            finds_races: races::is_wanted()?,
+        })
+    }
+}
+
 /// Runs `kernel` to its end.
 pub fn run(
     kernel: &Kernel,
@@ -80,9 +109,10 @@ pub fn run(
     params: &[u8],
     memory: &GlobalMemory,
     order: &mut Order,
+    checks: Checks,
 ) -> Result<(), Fault> {
     launch.check(kernel, params)?;
-    let max_instructions = budget()?;
+    let max_instructions = checks.max_instructions;
     // Parameters are read at their own alignment.
     let mut aligned = vec![0u128; params.len().div_ceil(size_of::<u128>())];
     // SAFETY: the words have at least as many bytes as `params`, and any bytes make words.
@@ -92,6 +122,11 @@ pub fn run(
         std::slice::from_raw_parts(start, params.len())
     };
     let mut machine = Machine::new(kernel, launch, params, memory, order, max_instructions);
+    if checks.finds_races {
+        let block_warps = machine.block_warps();
+        let races = Races::new(&kernel.name, launch.cluster_blocks, block_warps);
+        machine.memories.races = Some(Box::new(races));
+    }
     Grid {
         blocks: Vec::new(),
         next_cluster: 0,
@@ -191,6 +226,9 @@ impl Grid {
             return false;
         }
         let num_warps = cluster_blocks * machine.block_warps();
+        if let Some(races) = &mut machine.memories.races {
+            races.start_cluster(self.next_cluster);
+        }
         machine.clusters[self.next_cluster as usize] =
             Some(ClusterBarrier::new(num_warps as usize));
         for block in first..first + cluster_blocks {
@@ -222,6 +260,9 @@ impl Grid {
                 return Err(misuse(what).at(|| place));
             }
             machine.memories.end_block(block.index);
+            if let Some(races) = &mut machine.memories.races {
+                races.end_block(block.index);
+            }
         }
         self.blocks.retain(|block| !block.has_ended());
         Ok(())

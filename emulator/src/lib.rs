@@ -8,7 +8,8 @@
 //! # Map
 //! [`driver`] (the C functions of `libcuda.so.1`) > [`grid`] (blocks, clusters, who runs next) > [`block`] > [`warp`]
 //! (one instruction stream over 32 lanes) > [`matrix`], [`mbarrier`], [`async_ops`] (what single instructions mean) and
-//! [`memory`]. [`ptx`] turns text into the decoded instructions that `warp` runs.
+//! [`memory`]. [`ptx`] turns text into the decoded instructions that `warp` runs. [`races`] is told of every access to
+//! shared memory where a launch is checked for them.
 
 mod access;
 mod address;
@@ -28,4 +29,7 @@ pub mod mbarrier;
 pub mod memory;
 pub mod order;
 pub mod ptx;
+mod race_cells;
+mod races;
 mod warp;
+mod watch;

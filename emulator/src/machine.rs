@@ -5,9 +5,11 @@ use crate::async_ops::{Flights, Landing, SharedPlace};
 use crate::cluster_barrier::ClusterBarrier;
 use crate::fault::{Fault, Space};
 use crate::grid::GridLaunch;
+use crate::mbarrier::Mbarrier;
 use crate::memory::{Extent, GlobalMemory};
 use crate::order::Order;
 use crate::ptx::Kernel;
+use crate::races::Races;
 use crate::warp::WARP_LANES;
 
 /// What shared memory holds before anybody writes to it: a NaN, so that reading too early shows.
@@ -62,6 +64,7 @@ impl<'l> Machine<'l> {
                 global: memory,
                 shared,
                 cluster_blocks,
+                races: None,
             },
             flights: Flights::default(),
             clusters: vec![None; launch.num_blocks.div_ceil(cluster_blocks) as usize],
@@ -106,6 +109,8 @@ pub struct Memories<'l> {
     global: &'l GlobalMemory,
     shared: Vec<Option<Box<[u8]>>>,
     cluster_blocks: u32,
+    /// The check for races, where the launch is checked.
+    pub races: Option<Box<Races>>,
 }
 
 impl Memories<'_> {
@@ -225,9 +230,20 @@ impl Landing for Memories<'_> {
     }
 
     fn set_barrier(&mut self, at: SharedPlace, word: u64) -> Result<(), Fault> {
-        let at = self.host_address(at)?.cast::<u64>();
+        let former = self.barrier(at)?;
+        let pointer = self.host_address(at)?.cast::<u64>();
         // SAFETY: as above.
-        unsafe { at.write_unaligned(word) };
+        unsafe { pointer.write_unaligned(word) };
+        let parity = |word| {
+            Mbarrier::from_word(word)
+                .ok()
+                .map(|barrier| barrier.is_complete(0))
+        };
+        if let Some(races) = &mut self.races
+            && parity(former) != parity(word)
+        {
+            races.end_phase(at);
+        }
         Ok(())
     }
 }

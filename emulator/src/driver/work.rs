@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use super::{Outcome, Status, refuse};
 use crate::fault::Fault;
-use crate::grid::{self, GridLaunch};
+use crate::grid::{self, Checks, GridLaunch};
 use crate::memory::GlobalMemory;
 use crate::order::{Order, Policy};
 use crate::ptx::Kernel;
@@ -198,7 +198,9 @@ impl Work {
 
     fn launch(&mut self, kernel: &Kernel, launch: &GridLaunch, params: &[u8]) -> Outcome {
         let start = Instant::now();
-        let outcome = grid::run(kernel, launch, params, &self.memory, &mut self.order);
+        let (memory, order) = (&self.memory, &mut self.order);
+        let outcome = Checks::from_env()
+            .and_then(|checks| grid::run(kernel, launch, params, memory, order, checks));
         if self.is_logging {
             eprintln!(
                 "PTX emulator: {} {}x{} clusters of {} shared {} took {:.1} ms",
@@ -229,7 +231,7 @@ fn status_of(fault: &Fault) -> Status {
         Fault::Misaligned { .. } => Status::MISALIGNED_ADDRESS,
         Fault::Deadlock { .. } | Fault::Runaway { .. } => Status::LAUNCH_TIMEOUT,
         Fault::Unsupported { .. } => Status::NOT_SUPPORTED,
-        Fault::BarrierMisuse { .. } => Status::LAUNCH_FAILED,
+        Fault::BarrierMisuse { .. } | Fault::Race { .. } => Status::LAUNCH_FAILED,
     }
 }
 

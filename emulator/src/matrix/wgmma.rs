@@ -81,6 +81,12 @@ impl Descriptor {
         self.swizzle.apply(linear)
     }
 
+    /// Addresses of all rows of these core matrices across K, 16 bytes each.
+    pub fn rows(&self, groups: std::ops::Range<u32>) -> impl Iterator<Item = u32> {
+        let places = groups.flat_map(|group| (0..16).map(move |place| (group, place)));
+        places.map(|(group, place)| self.row_address(group, place / 8, place % 8))
+    }
+
     /// The 32 words of a core matrix.
     fn core_matrix<E>(
         &self,

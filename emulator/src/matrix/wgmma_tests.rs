@@ -224,3 +224,31 @@ fn a_failed_read_ends_the_instruction() {
 fn base_offsets_are_refused() {
     assert!(Descriptor::new(1 << 49).is_err());
 }
+
+#[test]
+fn rows_are_those_that_a_product_reads() {
+    for operand in [
+        plain(draw_rows(COLUMNS, 2, Format::S8), 128),
+        swizzled(draw_rows(COLUMNS, 2, Format::S8), 8, 1),
+    ] {
+        let descriptor = Descriptor::new(operand.descriptor).expect("valid");
+        let mut read = Vec::new();
+        let registers = [[0; 32]; 4];
+        let mut sums = vec![[[0; 32]; 4]; 3];
+        let left = LeftOperand::Registers(&registers);
+        let result = multiply_add(
+            Format::S8,
+            0,
+            left,
+            &descriptor,
+            true,
+            &mut sums,
+            |address| {
+                read.push(address);
+                Ok::<_, ()>([0; 16])
+            },
+        );
+        assert_eq!(result, Ok(()));
+        assert!(descriptor.rows(0..COLUMNS / 8).eq(read));
+    }
+}

@@ -4,7 +4,7 @@ use super::{check, noise, one_block, output};
 use ptx_emulator::order::{Order, Policy};
 
 /// 64 threads sum eight chunks of 64 words, each thread its neighbour's word, from two buffers filled by `cp.async`.
-fn double_buffered(wait: &str) -> String {
+pub fn double_buffered(wait: &str) -> String {
     format!(
         "
         .shared .align 16 .b8 buffers[512];
@@ -62,7 +62,14 @@ fn neighbour_sums(numbers: &[u32]) -> Vec<u32> {
 
 /// Whether a program that lacks something still computes `expected` in an order.
 fn computes(body: &str, input: &[u32], expected: &[u32], mut order: Order) -> bool {
-    let found = output(body, one_block(64), &[input], expected.len(), &mut order);
+    let found = output(
+        body,
+        one_block(64),
+        &[input],
+        expected.len(),
+        &mut order,
+        false,
+    );
     found.as_deref() == Ok(expected)
 }
 
@@ -122,7 +129,7 @@ fn bytes_that_are_not_read_are_zero() {
 }
 
 /// A ring of three slots of 512 bytes between a producer, lane 0 of warp 1, and warp 0, which sums 16 bytes a lane.
-fn ring(wait: &str, free: &str) -> String {
+pub fn ring(wait: &str, free: &str) -> String {
     format!(
         "
         .shared .align 128 .b8 slots[1536];
@@ -207,13 +214,13 @@ fn ring(wait: &str, free: &str) -> String {
     )
 }
 
-const WAIT_FULL: &str = "wait_full:
+pub const WAIT_FULL: &str = "wait_full:
     mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r6], %r12;
     @!%p1 bra wait_full;";
 const TEST_FULL: &str = "wait_full:
     mbarrier.test_wait.parity.shared::cta.b64 %p1, [%r6], %r12;
     @!%p1 bra wait_full;";
-const FREE: &str = "{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%r6]; }";
+pub const FREE: &str = "{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [%r6]; }";
 
 fn ring_sums(numbers: &[u32]) -> Vec<u32> {
     let slot_sum = |slot: &[u32], lane: usize| {

@@ -2,7 +2,7 @@
 
 use super::{Bench, module_text, noise, one_block, orders};
 use ptx_emulator::fault::{Fault, Place, Space};
-use ptx_emulator::grid::GridLaunch;
+use ptx_emulator::grid::{GridLaunch, run};
 use ptx_emulator::ptx::Module;
 
 /// The fault of a body under every schedule, and the line of the text that holds `marked`.
@@ -196,6 +196,32 @@ fn a_flag_that_nobody_sets_is_a_deadlock() {
 }
 
 #[test]
+fn a_loop_without_an_end_runs_out_of_its_budget() {
+    let body = "
+        ld.param.u64 %d0, [p0];
+    again:
+        add.s32 %r1, %r1, 1;
+        st.global.u32 [%d0], %r1;
+        bra again;";
+    for mut order in orders() {
+        let mut bench = Bench::new();
+        bench.checks.max_instructions = 100_000;
+        let out = bench.zeros(1);
+        let found = bench.run(body, one_block(32), &[out], &mut order);
+        assert!(
+            matches!(
+                found,
+                Err(Fault::Runaway {
+                    max_instructions: 100_000,
+                    ..
+                })
+            ),
+            "{found:?}"
+        );
+    }
+}
+
+#[test]
 fn lanes_that_miss_a_shuffle_are_found() {
     // Lane 0 stands at another instruction, yet the others name it as a member.
     let body = "
@@ -279,8 +305,14 @@ fn launches_that_do_not_fit_the_kernel_are_refused() {
     ];
     for (launch, num_param_bytes) in cases {
         let params = vec![0; num_param_bytes];
-        let found =
-            ptx_emulator::grid::run(kernel, &launch, &params, &bench.memory, &mut orders()[0]);
+        let found = run(
+            kernel,
+            &launch,
+            &params,
+            &bench.memory,
+            &mut orders()[0],
+            bench.checks,
+        );
         assert!(matches!(found, Err(Fault::Unsupported { .. })), "{found:?}");
     }
 }

@@ -7,10 +7,11 @@ mod exchange;
 mod faults;
 mod matrices;
 mod memory;
+mod races;
 mod registers;
 
 use ptx_emulator::fault::Fault;
-use ptx_emulator::grid::{GridLaunch, run};
+use ptx_emulator::grid::{Checks, GridLaunch, run};
 use ptx_emulator::memory::GlobalMemory;
 use ptx_emulator::order::{Order, Policy};
 use ptx_emulator::ptx::Module;
@@ -53,12 +54,14 @@ fn module_text(num_params: usize, body: &str) -> String {
 /// Memory of a test, whose allocations are arrays of words.
 struct Bench {
     memory: GlobalMemory,
+    checks: Checks,
 }
 
 impl Bench {
     fn new() -> Self {
         Bench {
             memory: GlobalMemory::new(1 << 26),
+            checks: Checks::default(),
         }
     }
 
@@ -99,16 +102,26 @@ impl Bench {
             .iter()
             .flat_map(|param| param.to_le_bytes())
             .collect();
-        run(kernel, &launch, &params, &self.memory, order)
+        run(kernel, &launch, &params, &self.memory, order, self.checks)
     }
 }
 
 /// Runs a body that has an output of `count` words as parameter 0 and `inputs` behind it, under every schedule, and
-/// holds that the output is `expected`.
+/// holds that the output is `expected` and that nothing races.
 fn check(body: &str, launch: GridLaunch, inputs: &[&[u32]], expected: &[u32]) {
-    for mut order in orders() {
-        let found = output(body, launch, inputs, expected.len(), &mut order);
-        assert_eq!(found.as_deref(), Ok(expected), "{order:?}");
+    for order in orders() {
+        for finds_races in [false, true] {
+            let mut order = order.clone();
+            let found = output(
+                body,
+                launch,
+                inputs,
+                expected.len(),
+                &mut order,
+                finds_races,
+            );
+            assert_eq!(found.as_deref(), Ok(expected), "{order:?}");
+        }
     }
 }
 
@@ -119,8 +132,10 @@ fn output(
     inputs: &[&[u32]],
     count: usize,
     order: &mut Order,
+    finds_races: bool,
 ) -> Result<Vec<u32>, Fault> {
-    let bench = Bench::new();
+    let mut bench = Bench::new();
+    bench.checks.finds_races = finds_races;
     let mut params = vec![bench.zeros(count)];
     params.extend(inputs.iter().map(|words| bench.words(words)));
     bench.run(body, launch, &params, order)?;

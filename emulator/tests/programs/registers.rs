@@ -4,8 +4,11 @@ use ptx_emulator::order::{Order, Policy};
 
 use super::{OWN_WORDS, check, noise, one_block};
 
+/// What an operation makes of two values.
+type Operation = fn(u32, u32) -> u32;
+
 /// Operations on 32-bit values, as PTX and as Rust.
-const OPERATIONS: [(&str, fn(u32, u32) -> u32); 6] = [
+const OPERATIONS: [(&str, Operation); 6] = [
     ("add.s32", u32::wrapping_add),
     ("sub.s32", u32::wrapping_sub),
     ("mul.lo.s32", u32::wrapping_mul),
