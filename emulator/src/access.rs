@@ -123,7 +123,8 @@ impl Warp {
         Ok(Step::Next)
     }
 
-    /// `d, address, operand`: the lanes' operations happen one after another.
+    /// `d, address[, expected], operand`: the lanes' operations happen one after another. One that compares in vain, as
+    /// a lock's does, lets others run.
     pub fn atomic(
         &mut self,
         machine: &mut Machine<'_>,
@@ -133,21 +134,25 @@ impl Warp {
         operands: &[Slot],
         (pc, mask): (u32, u32),
     ) -> Result<Step, Fault> {
-        let &[destination, address, operand] = operands else {
-            unreachable!("the decoder gives three operands");
+        let &[destination, address, expected, ..] = operands else {
+            unreachable!("the decoder gives three operands or four");
         };
+        let operand = *operands.last().expect("there are three at least");
         let pointers = self.resolve(machine, file, access, address, (pc, mask))?;
+        let effects = machine.effects;
         let mut former = [0u64; 32];
         for lane in lanes_of(mask) {
             // SAFETY: as for loads and stores.
             unsafe {
-                let (old, value) = if access.wide_data {
-                    let old = (pointers[lane] as *const u64).read_unaligned();
-                    (old, (*file.source(operand).cast::<[u64; 32]>())[lane])
-                } else {
-                    let old = (pointers[lane] as *const u32).read_unaligned();
-                    (u64::from(old), u64::from((*file.source(operand)).0[lane]))
+                let value_of = |slot: Slot| match access.wide_data {
+                    true => (*file.source(slot).cast::<[u64; 32]>())[lane],
+                    false => u64::from((*file.source(slot)).0[lane]),
                 };
+                let old = match access.wide_data {
+                    true => (pointers[lane] as *const u64).read_unaligned(),
+                    false => u64::from((pointers[lane] as *const u32).read_unaligned()),
+                };
+                let value = value_of(operand);
                 let new = match op {
                     AtomicOp::Add => old.wrapping_add(value),
                     AtomicOp::Max => old.max(value),
@@ -155,6 +160,8 @@ impl Warp {
                     AtomicOp::Or => old | value,
                     AtomicOp::And => old & value,
                     AtomicOp::Exchange => value,
+                    AtomicOp::CompareExchange if old == value_of(expected) => value,
+                    AtomicOp::CompareExchange => old,
                 };
                 machine.effects += u64::from(new != old);
                 if access.wide_data {
@@ -173,7 +180,12 @@ impl Warp {
                 file.write(destination, &each_lane(|lane| former[lane] as u32), mask);
             }
         }
-        Ok(Step::Next)
+        Ok(match op {
+            AtomicOp::CompareExchange | AtomicOp::Exchange if machine.effects == effects => {
+                Step::NextYielding
+            }
+            _ => Step::Next,
+        })
     }
 
     /// Checks an access in the lanes of the mask and finds where its bytes lie on the host.

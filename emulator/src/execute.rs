@@ -87,7 +87,9 @@ impl Warp {
                 Op::CopyCommit => Ok(self.copy_commit(mask)),
                 Op::CopyWait(num_left) => self.copy_wait(machine, num_left, mask),
                 Op::CopyArrive => self.copy_arrive(machine, file, operands, touched),
-                Op::CopyBulk => self.copy_bulk(machine, file, operands, touched),
+                Op::CopyBulk { multicast } => {
+                    self.copy_bulk(machine, file, multicast, operands, touched)
+                }
                 Op::StoreAsync(access) => {
                     self.store_async(machine, file, &access, operands, touched)
                 }

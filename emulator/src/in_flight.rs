@@ -1,6 +1,7 @@
 //! What a warp starts and others finish: mbarriers, asynchronous copies and stores, asynchronous matrix products.
 
 use crate::access::lanes_of;
+use crate::address::cluster_address;
 use crate::alu::RegisterFile;
 use crate::async_ops::{Cargo, Flight, Origin, SharedPlace, ThreadCopy, update_barrier};
 use crate::exchange::{lanes, misuse};
@@ -285,7 +286,7 @@ impl Warp {
         Ok(Step::Next)
     }
 
-    /// `destination, source, bytes, barrier`.
+    /// `destination, source, bytes, barrier`, and for a multicast the ranks that it goes to.
     ///
     /// # Safety
     /// See above.
@@ -293,9 +294,15 @@ impl Warp {
         &mut self,
         machine: &mut Machine<'_>,
         file: &RegisterFile,
+        multicast: bool,
         operands: &[Slot],
         (pc, mask): (u32, u32),
     ) -> Result<Step, Fault> {
+        let ranks = match multicast {
+            // SAFETY: passed on.
+            true => unsafe { lanes(file, operands[4]) },
+            false => [0; 32],
+        };
         // SAFETY: passed on.
         let (to, from, sizes, barriers) = unsafe {
             let [to, sizes, barriers] =
@@ -314,17 +321,25 @@ impl Warp {
                 )));
             }
             check_global(machine, pc, from[lane], num_bytes, 16)?;
-            let to = aligned_place(&machine.memories, self.block, to[lane], num_bytes, 16)?;
-            let barrier = barrier_place(&machine.memories, self.block, barriers[lane])?;
             let (cargo, origin) = (Cargo::Global(from[lane]), self.origin(machine, (pc, lane)));
-            let flight = Flight {
-                to,
-                cargo,
-                num_bytes,
-                barrier,
-                origin,
+            let mut send = |to: u32, barrier: u32| {
+                let flight = Flight {
+                    to: aligned_place(&machine.memories, self.block, to, num_bytes, 16)?,
+                    cargo,
+                    num_bytes,
+                    barrier: barrier_place(&machine.memories, self.block, barrier)?,
+                    origin,
+                };
+                self.issue(machine, flight)
             };
-            self.issue(machine, flight)?;
+            if multicast {
+                for rank in lanes_of(ranks[lane]) {
+                    let there = |address: u32| cluster_address(address, rank as u32);
+                    send(there(to[lane]), there(barriers[lane]))?;
+                }
+            } else {
+                send(to[lane], barriers[lane])?;
+            }
         }
         Ok(Step::Next)
     }

@@ -4,7 +4,7 @@
 //! registers or end a phase; waits afterwards, once they are over. What is out of bounds is left to the instruction.
 
 use crate::access::{lane_addresses, lanes_of};
-use crate::address::SHARED_WINDOW;
+use crate::address::{SHARED_WINDOW, cluster_address};
 use crate::alu::RegisterFile;
 use crate::async_ops::SharedPlace;
 use crate::exchange::lanes;
@@ -185,10 +185,15 @@ impl Warp {
                 lanes_of(mask)
                     .try_for_each(|lane| watch.arrive(addresses[lane], Some(Engine::Copies)))
             }
-            Op::CopyBulk => {
+            Op::CopyBulk { multicast } => {
                 let (to, sizes, barriers) = (words(0), words(2), words(3));
-                lanes_of(mask)
-                    .try_for_each(|lane| watch.flight(to[lane], sizes[lane], barriers[lane]))
+                lanes_of(mask).try_for_each(|lane| match multicast {
+                    true => lanes_of(words(4)[lane]).try_for_each(|rank| {
+                        let there = |address: u32| cluster_address(address, rank as u32);
+                        watch.flight(there(to[lane]), sizes[lane], there(barriers[lane]))
+                    }),
+                    false => watch.flight(to[lane], sizes[lane], barriers[lane]),
+                })
             }
             Op::StoreAsync(access) => {
                 let (to, barriers) = (words(0), words(operands.len() - 1));

@@ -376,6 +376,7 @@ pub fn atomic_op(name: &str) -> Option<AtomicOp> {
         "or.b32" | "or.b64" => AtomicOp::Or,
         "and.b32" | "and.b64" => AtomicOp::And,
         "exch.b32" | "exch.b64" => AtomicOp::Exchange,
+        "cas.b32" | "cas.b64" => AtomicOp::CompareExchange,
         _ => return None,
     })
 }

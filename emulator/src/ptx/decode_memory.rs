@@ -3,7 +3,7 @@
 use super::PtxError;
 use super::decode::{Reader, atomic_op};
 use super::draft::{Operand, Use};
-use super::inst::{Access, Op, Width};
+use super::inst::{Access, AtomicOp, Op, Width};
 use crate::fault::Space;
 
 /// Decodes a statement that touches memory; none if it is another one.
@@ -171,7 +171,8 @@ impl Reader<'_, '_> {
         let (space, op_type) = modifiers.split_once('.').ok_or_else(unknown)?;
         let op = atomic_op(op_type).ok_or_else(unknown)?;
         let (_, kind) = op_type.split_once('.').ok_or_else(unknown)?;
-        self.expect_operands(3)?;
+        let num_values = 1 + usize::from(op == AtomicOp::CompareExchange);
+        self.expect_operands(2 + num_values)?;
         let mut access = self.access(&format!("{space}.{kind}"))?;
         let width = match access.element_bytes {
             8 => Width::W64,
@@ -180,7 +181,9 @@ impl Reader<'_, '_> {
         access.wide_data = width == Width::W64;
         self.destination(0, width)?;
         (access.wide_address, access.offset) = self.address(1)?;
-        self.source(2, width)?;
+        for at in 0..num_values {
+            self.source(2 + at, width)?;
+        }
         Ok(Op::Atomic(access, op))
     }
 
@@ -247,17 +250,23 @@ impl Reader<'_, '_> {
                 self.expect_operands(4)?;
                 self.copy_async(false)?
             }
-            _ if form
-                .strip_prefix(BULK)
-                .is_some_and(|rest| matches!(rest, "" | ".L2::cache_hint")) =>
-            {
-                let has_hint = form.len() > BULK.len();
-                self.expect_operands(4 + usize::from(has_hint))?;
+            _ if form.starts_with(BULK) => {
+                let rest = form[BULK.len()..].strip_prefix(".multicast::cluster");
+                let multicast = rest.is_some();
+                let has_hint = match rest.unwrap_or(&form[BULK.len()..]) {
+                    "" => false,
+                    ".L2::cache_hint" => true,
+                    _ => return Err(self.error("unknown form")),
+                };
+                self.expect_operands(4 + usize::from(multicast) + usize::from(has_hint))?;
                 self.shared_address(0)?;
                 self.global_address(1)?;
                 self.source(2, Width::W32)?;
                 self.shared_address(3)?;
-                Op::CopyBulk
+                if multicast {
+                    self.source(4, Width::W16)?;
+                }
+                Op::CopyBulk { multicast }
             }
             _ => return Err(self.error("unknown form")),
         })

@@ -101,7 +101,7 @@ pub enum Op {
     Load(Access),
     /// `address, s...`.
     Store(Access),
-    /// `d, address, operand`; the former value goes to `d`.
+    /// `d, address, operand`, or `d, address, expected, operand` to compare first; the former value goes to `d`.
     Atomic(Access, AtomicOp),
     /// `d, predicate, value, lane, bounds, members`.
     Shuffle(ShuffleMode),
@@ -159,8 +159,11 @@ pub enum Op {
     CopyWait(u32),
     /// `address`; arrives at a barrier when the lane's earlier asynchronous copies are done.
     CopyArrive,
-    /// `destination, source, bytes, barrier`.
-    CopyBulk,
+    /// `destination, source, bytes, barrier`, and with `multicast` the ranks of the blocks that it goes to, one bit each.
+    CopyBulk {
+        /// `.multicast::cluster`: to the same places in several blocks of the cluster.
+        multicast: bool,
+    },
     /// `destination, s..., barrier`; a store to a block of the cluster that counts its bytes at a barrier.
     StoreAsync(Access),
 }
@@ -201,6 +204,8 @@ pub enum AtomicOp {
     And,
     /// Replaces it.
     Exchange,
+    /// Replaces it where it is what one expects.
+    CompareExchange,
 }
 
 /// Whose value a lane receives.

@@ -55,7 +55,7 @@ fn unknown_instructions_are_refused_with_their_line() {
         "mbarrier.test_wait.shared::cta.b64 %p0, [%r0], %d0;",
         "cp.async.bulk.commit_group;",
         "wgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%r0,%r1,%r2,%r3}, %d0, %d1, %p0, 1, 1;",
-        "atom.global.cas.b32 %r0, [%d0], %r1, %r2;",
+        "atom.global.inc.u32 %r0, [%d0], %r1;",
     ] {
         let (line, what) = refusal(&format!("mov.b32 %r0, 1;\n{body}"));
         assert_eq!(line, 10, "{body}");

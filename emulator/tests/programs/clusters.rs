@@ -183,3 +183,56 @@ fn a_block_that_ends_before_its_mail_comes_is_a_fault() {
         "{found:?}"
     );
 }
+
+#[test]
+fn a_multicast_reaches_the_blocks_of_its_mask_alone() {
+    // Block 1 of four copies 512 bytes to blocks 0, 1 and 3; block 2 keeps its zeros.
+    let body = "
+        .shared .align 16 .b8 room[512];
+        .shared .align 8 .b8 barrier[8];
+        mov.u32 %r20, room;
+        mov.u32 %r21, barrier;
+        mov.u32 %r1, %tid.x;
+        mov.u32 %r2, %ctaid.x;
+        shl.b32 %r3, %r1, 4;
+        add.s32 %r4, %r3, %r20;
+        mov.u32 %r5, 0;
+        st.shared.v4.u32 [%r4], {%r5, %r5, %r5, %r5};
+        setp.ne.s32 %p0, %r1, 0;
+        @%p0 bra initialised;
+        mbarrier.init.shared::cta.b64 [%r21], 1;
+        setp.eq.s32 %p1, %r2, 2;
+        @%p1 bra initialised;
+        mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r21], 512;
+    initialised:
+        fence.mbarrier_init.release.cluster;
+        bar.sync 0;
+        barrier.cluster.arrive.release.aligned;
+        barrier.cluster.wait.acquire.aligned;
+        setp.eq.s32 %p2, %r2, 1;
+        setp.eq.s32 %p3, %r1, 0;
+        and.pred %p2, %p2, %p3;
+        @!%p2 bra copied;
+        ld.param.u64 %d1, [p1];
+        mov.u16 %h0, 11;
+        mov.u32 %r6, 512;
+        cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%r20], [%d1], %r6, [%r21], %h0;
+    copied:
+        setp.eq.s32 %p4, %r2, 2;
+        @%p4 bra arrived;
+    wait:
+        mbarrier.try_wait.parity.shared::cta.b64 %p5, [%r21], 0;
+        @!%p5 bra wait;
+    arrived:
+        ld.shared.v4.u32 {%r7, %r8, %r9, %r10}, [%r4];
+        ld.param.u64 %d0, [p0];
+        mad.lo.s32 %r11, %r2, 512, %r3;
+        cvt.u64.u32 %d2, %r11;
+        add.s64 %d0, %d0, %d2;
+        st.global.v4.u32 [%d0], {%r7, %r8, %r9, %r10};
+        barrier.cluster.arrive.release.aligned;
+        barrier.cluster.wait.acquire.aligned;";
+    let numbers = noise(128);
+    let rows = [&numbers[..], &numbers, &[0; 128], &numbers];
+    check(body, clusters(4, 4, 32), &[&numbers], &rows.concat());
+}

@@ -263,3 +263,36 @@ fn grid_barriers_let_every_block_see_what_all_wrote() {
         &vec![sum; num_blocks as usize],
     );
 }
+
+#[test]
+fn a_lock_lets_one_thread_in_at_a_time() {
+    // Six blocks take turns under a lock: each reads a counter, waits a little and writes it back, ten times.
+    let body = "
+        ld.param.u64 %d0, [p0];
+        mov.u32 %r1, %tid.x;
+        setp.ne.s32 %p0, %r1, 0;
+        @%p0 bra done;
+        mov.u32 %r2, 0;
+    next:
+        atom.global.cas.b32 %r3, [%d0], 0, 1;
+        setp.ne.s32 %p1, %r3, 0;
+        @%p1 bra next;
+        ld.volatile.global.u32 %r4, [%d0+4];
+        mov.u32 %r5, 0;
+    little:
+        add.s32 %r5, %r5, 1;
+        setp.lt.u32 %p2, %r5, 50;
+        @%p2 bra little;
+        add.s32 %r4, %r4, 1;
+        st.volatile.global.u32 [%d0+4], %r4;
+        atom.global.exch.b32 %r6, [%d0], 0;
+        add.s32 %r2, %r2, %r6;
+        setp.lt.u32 %p3, %r2, 10;
+        @%p3 bra next;
+    done:";
+    let launch = GridLaunch {
+        num_blocks: 6,
+        ..one_block(64)
+    };
+    check(body, launch, &[], &[0, 60]);
+}
