@@ -33,6 +33,9 @@ const MAX_RANDOM_INSTRUCTIONS: u32 = 300;
 /// Rounds in which nothing happens that make a deadlock: loops that look for something may count before they look.
 const IDLE_ROUNDS: u32 = 1000;
 
+/// The most that lands at a time.
+const MAX_LANDINGS: u32 = 1 << 16;
+
 /// The shape of a launch; grids, blocks and clusters have one dimension here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GridLaunch {
@@ -124,7 +127,9 @@ pub fn run(
     let mut machine = Machine::new(kernel, launch, params, memory, order, max_instructions);
     if checks.finds_races {
         let block_warps = machine.block_warps();
-        let races = Races::new(&kernel.name, launch.cluster_blocks, block_warps);
+        let unwatched = std::env::var(races::UNWATCHED_VARIABLE).unwrap_or_default();
+        let races = Races::new(&kernel.name, launch.cluster_blocks, block_warps)
+            .without_reads_of(&unwatched);
         machine.memories.races = Some(Box::new(races));
     }
     Grid {
@@ -153,6 +158,8 @@ struct Grid {
 impl Grid {
     fn run(&mut self, machine: &mut Machine<'_>, max_instructions: u64) -> Result<(), Fault> {
         let mut idle_rounds = 0;
+        // What lands when nobody can go on: one, and twice as many for each time that this helped nobody.
+        let mut num_to_land = 1;
         loop {
             while (self.blocks.len() as u32) < RESIDENT_BLOCKS && self.start_cluster(machine) {}
             if self.blocks.is_empty() {
@@ -169,8 +176,17 @@ impl Grid {
                 });
             }
             if is_busy {
+                (idle_rounds, num_to_land) = (0, 1);
+                continue;
+            }
+            let mut num_landed = 0;
+            while num_landed < num_to_land && self.land_one(machine)? {
+                num_landed += 1;
+            }
+            num_to_land = (2 * num_to_land).min(MAX_LANDINGS);
+            if num_landed > 0 || self.start_cluster(machine) {
                 idle_rounds = 0;
-            } else if !self.land_one(machine)? && !self.start_cluster(machine) {
+            } else {
                 idle_rounds += 1;
                 if idle_rounds == IDLE_ROUNDS {
                     let kernel = machine.kernel.name.clone();

@@ -15,6 +15,10 @@ use crate::race_cells::{Cells, Clock, Conflict, Stamp, Touch};
 /// The environment variable that says what is checked besides.
 pub const CHECK_VARIABLE: &str = "PTX_EMULATOR_CHECK";
 
+/// The environment variable that lists, by prefixes of names, kernels that read ahead on purpose and drop what they read:
+/// plain reads of theirs are not watched.
+pub const UNWATCHED_VARIABLE: &str = "PTX_EMULATOR_UNWATCHED_READS";
+
 /// Bytes of an mbarrier.
 const MBARRIER_BYTES: u32 = 8;
 
@@ -91,6 +95,7 @@ pub struct Races {
     kernel: String,
     cluster_blocks: u32,
     block_warps: u32,
+    watches_reads: bool,
     clusters: HashMap<u32, Cluster>,
 }
 
@@ -101,7 +106,18 @@ impl Races {
             kernel: kernel.to_owned(),
             cluster_blocks,
             block_warps,
+            watches_reads: true,
             clusters: HashMap::new(),
+        }
+    }
+
+    /// Without plain reads of warps if `prefixes` (divided by commas) holds one of the kernel's name.
+    pub fn without_reads_of(self, prefixes: &str) -> Self {
+        let is_named = (prefixes.split(',').filter(|prefix| !prefix.is_empty()))
+            .any(|prefix| self.kernel.starts_with(prefix));
+        Self {
+            watches_reads: !is_named,
+            ..self
         }
     }
 
@@ -146,6 +162,9 @@ impl Races {
         num_bytes: u32,
         touch: Touch,
     ) -> Result<(), Fault> {
+        if touch == Touch::Read && !self.watches_reads {
+            return Ok(());
+        }
         let (_, rank, _) = self.rank(at.block);
         let (cluster, warp) = self.find(site.block, site.warp);
         let stamp = cluster.stamp(warp, site);

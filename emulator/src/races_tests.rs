@@ -323,3 +323,27 @@ fn the_next_block_starts_afresh() {
     };
     assert!(!is_race(races.touch(site(2, 1, 1), next, 4, Touch::Write)));
 }
+
+#[test]
+fn reads_of_named_kernels_are_not_watched() {
+    for (prefixes, is_watched) in [("", true), ("other,prog", false), ("other,", true)] {
+        let mut races = Races::new("program", 1, 4).without_reads_of(prefixes);
+        races.start_cluster(0);
+        assert!(!is_race(races.touch(
+            site(0, 0, 1),
+            place(0),
+            4,
+            Touch::Write
+        )));
+        assert_eq!(
+            is_race(races.touch(site(0, 1, 2), place(0), 4, Touch::Read)),
+            is_watched
+        );
+        assert!(is_race(races.touch(
+            site(0, 1, 3),
+            place(0),
+            4,
+            Touch::Write
+        )));
+    }
+}
