@@ -216,13 +216,14 @@ enum ThreadStep {
 #[derive(Debug, Default)]
 pub struct ThreadCopies {
     lanes: [VecDeque<ThreadStep>; 32],
+    /// Copies in all lanes' steps.
+    num_copies: usize,
 }
 
 impl ThreadCopies {
     /// Whether nothing is in flight.
     pub fn is_empty(&self) -> bool {
-        let is_commit = |step: &ThreadStep| *step == ThreadStep::Commit;
-        self.lanes.iter().all(|steps| steps.iter().all(is_commit))
+        self.num_copies == 0
     }
 
     /// `cp.async`; in the friendly order it lands at once.
@@ -237,6 +238,7 @@ impl ThreadCopies {
             Policy::First => land_copy(copy, memory),
             Policy::Late | Policy::Random => {
                 self.lanes[lane].push_back(ThreadStep::Copy(copy));
+                self.num_copies += 1;
                 Ok(())
             }
         }
@@ -276,7 +278,10 @@ impl ThreadCopies {
         for _ in num_left..num_groups {
             while let Some(step) = steps.pop_front() {
                 match step {
-                    ThreadStep::Copy(copy) => land_copy(copy, memory)?,
+                    ThreadStep::Copy(copy) => {
+                        self.num_copies -= 1;
+                        land_copy(copy, memory)?;
+                    }
                     ThreadStep::Arrive(barrier, origin) => arrive(barrier, origin, memory)?,
                     ThreadStep::Commit => break,
                 }
@@ -291,23 +296,30 @@ impl ThreadCopies {
         order: &mut Order,
         memory: &mut impl Landing,
     ) -> Result<bool, Fault> {
+        if self.is_empty() {
+            return Ok(false);
+        }
         let start = match order.policy() {
             Policy::Random => order.below(32) as usize,
             Policy::First | Policy::Late => 0,
         };
         for lane in (0..32).map(|i| (start + i) % 32) {
-            let copies = (self.lanes[lane].iter().enumerate())
-                .filter(|(_, step)| matches!(step, ThreadStep::Copy(_)))
-                .map(|(at, _)| at);
-            let places: Vec<usize> = copies.collect();
-            let Some(&newest) = places.last() else {
+            let is_copy = |step: &ThreadStep| matches!(step, ThreadStep::Copy(_));
+            let steps = &mut self.lanes[lane];
+            let Some(newest) = steps.iter().rposition(is_copy) else {
                 continue;
             };
             let picked = match order.policy() {
-                Policy::Random => places[order.below(places.len() as u32) as usize],
+                Policy::Random => {
+                    let num_copies = steps.iter().filter(|step| is_copy(step)).count() as u32;
+                    let chosen = order.below(num_copies) as usize;
+                    let mut places = (0..=newest).filter(|&at| is_copy(&steps[at]));
+                    places.nth(chosen).unwrap_or(newest)
+                }
                 Policy::First | Policy::Late => newest,
             };
-            if let Some(ThreadStep::Copy(copy)) = self.lanes[lane].remove(picked) {
+            if let Some(ThreadStep::Copy(copy)) = steps.remove(picked) {
+                self.num_copies -= 1;
                 land_copy(copy, memory)?;
             }
             self.settle(lane, memory)?;

@@ -4,6 +4,8 @@
 //! which no warp did anything that another could see lets something land; many such rounds with nothing left to land
 //! are a deadlock.
 
+use std::ops::Range;
+
 use crate::async_ops::Flight;
 use crate::block::Block;
 use crate::cluster_barrier::ClusterBarrier;
@@ -286,34 +288,25 @@ impl Grid {
 
     /// Lets something land that is in flight; whether there was anything.
     fn land_one(&mut self, machine: &mut Machine<'_>) -> Result<bool, Fault> {
-        let num_warps: usize = self.blocks.iter().map(|block| block.warps.len()).sum();
+        let block_warps = machine.block_warps() as usize;
+        let num_warps = self.blocks.len() * block_warps;
         let first = match machine.order.policy() {
-            Policy::Random => machine.order.below(num_warps.max(1) as u32 + 1) as usize,
+            Policy::Random => machine.order.below(num_warps as u32 + 1) as usize,
             _ => num_warps,
         };
+        let mut land_copies = |mut numbers: Range<usize>, machine: &mut Machine<'_>| {
+            numbers.try_fold(false, |has_landed, number| {
+                let warp = &mut self.blocks[number / block_warps].warps[number % block_warps];
+                let (order, memories) = (&mut *machine.order, &mut machine.memories);
+                Ok(has_landed || warp.copies.land_one(order, memories)?)
+            })
+        };
         // Flights come first or, in a random order, behind some warps.
-        let mut warps: Vec<_> = self
-            .blocks
-            .iter_mut()
-            .flat_map(|block| &mut block.warps)
-            .collect();
-        for warp in warps.iter_mut().skip(first) {
-            if warp.copies.land_one(machine.order, &mut machine.memories)? {
-                return Ok(true);
-            }
-        }
-        if machine
-            .flights
-            .land_one(machine.order, &mut machine.memories)?
-        {
-            return Ok(true);
-        }
-        for warp in warps.iter_mut().take(first) {
-            if warp.copies.land_one(machine.order, &mut machine.memories)? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+        Ok(land_copies(first..num_warps, machine)?
+            || machine
+                .flights
+                .land_one(machine.order, &mut machine.memories)?
+            || land_copies(0..first, machine)?)
     }
 
     fn waits(&self, machine: &Machine<'_>) -> Vec<Wait> {
