@@ -1,6 +1,8 @@
 //! Loads, stores and atomics of a warp: every address is checked before anything is touched.
 
 use crate::address::{LOCAL_WINDOW, SHARED_BASE, SHARED_WINDOW};
+#[cfg(target_arch = "x86_64")]
+use crate::alu::has_wide_vectors;
 use crate::alu::{RegisterFile, each_lane};
 use crate::fault::{Fault, Space};
 use crate::machine::Machine;
@@ -24,6 +26,36 @@ pub fn lanes_of(mask: u32) -> impl Iterator<Item = usize> {
 impl Warp {
     /// `d..., address`.
     pub fn load(
+        &mut self,
+        machine: &mut Machine<'_>,
+        file: &RegisterFile,
+        access: &Access,
+        operands: &[Slot],
+        touched: (u32, u32),
+    ) -> Result<Step, Fault> {
+        #[cfg(target_arch = "x86_64")]
+        {
+            #[target_feature(enable = "avx2,fma")]
+            fn wide(
+                warp: &mut Warp,
+                machine: &mut Machine<'_>,
+                file: &RegisterFile,
+                access: &Access,
+                operands: &[Slot],
+                touched: (u32, u32),
+            ) -> Result<Step, Fault> {
+                warp.load_lanes(machine, file, access, operands, touched)
+            }
+            if has_wide_vectors() {
+                // SAFETY: the CPU has what the function is compiled for.
+                return unsafe { wide(self, machine, file, access, operands, touched) };
+            }
+        }
+        self.load_lanes(machine, file, access, operands, touched)
+    }
+
+    #[inline(always)]
+    fn load_lanes(
         &mut self,
         machine: &mut Machine<'_>,
         file: &RegisterFile,
@@ -83,6 +115,36 @@ impl Warp {
 
     /// `address, s...`.
     pub fn store(
+        &mut self,
+        machine: &mut Machine<'_>,
+        file: &RegisterFile,
+        access: &Access,
+        operands: &[Slot],
+        touched: (u32, u32),
+    ) -> Result<Step, Fault> {
+        #[cfg(target_arch = "x86_64")]
+        {
+            #[target_feature(enable = "avx2,fma")]
+            fn wide(
+                warp: &mut Warp,
+                machine: &mut Machine<'_>,
+                file: &RegisterFile,
+                access: &Access,
+                operands: &[Slot],
+                touched: (u32, u32),
+            ) -> Result<Step, Fault> {
+                warp.store_lanes(machine, file, access, operands, touched)
+            }
+            if has_wide_vectors() {
+                // SAFETY: the CPU has what the function is compiled for.
+                return unsafe { wide(self, machine, file, access, operands, touched) };
+            }
+        }
+        self.store_lanes(machine, file, access, operands, touched)
+    }
+
+    #[inline(always)]
+    fn store_lanes(
         &mut self,
         machine: &mut Machine<'_>,
         file: &RegisterFile,
@@ -378,18 +440,51 @@ unsafe fn load_elements<M: Copy, R: Copy + Default>(
     if mask == 0 {
         return;
     }
+    if let &[slot] = data {
+        // SAFETY: the caller says that register and elements exist; inactive lanes point at an active one's. A run of
+        // elements of the register's size is what the register holds.
+        unsafe {
+            let same_size = size_of::<M>() == size_of::<R>();
+            if same_size && is_run(pointers, size_of::<M>()) {
+                file.write(
+                    slot,
+                    &(pointers[0] as *const [R; 32]).read_unaligned(),
+                    mask,
+                );
+            } else if is_run(pointers, 0) {
+                let value = extend((pointers[0] as *const M).read_unaligned());
+                file.write(slot, &[value; 32], mask);
+            } else {
+                let read = |lane: usize| extend((pointers[lane] as *const M).read_unaligned());
+                file.write(slot, &each_lane(read), mask);
+            }
+        }
+        return;
+    }
     // All elements are read before any is written: a data register may be the address.
     let mut values = [[R::default(); 32]; 4];
-    for (element, values) in values.iter_mut().take(data.len()).enumerate() {
-        *values = each_lane(|lane| {
-            // SAFETY: the caller says that the elements are there; inactive lanes point at an active one's.
-            extend(unsafe { (pointers[lane] as *const M).add(element).read_unaligned() })
-        });
+    for (lane, &pointer) in pointers.iter().enumerate() {
+        for (element, values) in values.iter_mut().take(data.len()).enumerate() {
+            // SAFETY: as above.
+            values[lane] = extend(unsafe { (pointer as *const M).add(element).read_unaligned() });
+        }
     }
     for (values, &slot) in values.iter().zip(data) {
         // SAFETY: the caller says that the register exists.
         unsafe { file.write(slot, values, mask) };
     }
+}
+
+/// Whether each lane points `stride` bytes behind the one before it.
+#[inline(always)]
+fn is_run(pointers: &Pointers, stride: usize) -> bool {
+    let first = pointers[0];
+    let is_next =
+        |(lane, &pointer): (usize, &u64)| pointer == first.wrapping_add((lane * stride) as u64);
+    pointers
+        .iter()
+        .enumerate()
+        .fold(true, |all, one| all & is_next(one))
 }
 
 /// # Safety
@@ -405,6 +500,12 @@ unsafe fn store_elements<M: Copy, R: Copy>(
     for (element, &slot) in data.iter().enumerate() {
         // SAFETY: the caller says that the register exists.
         let values = unsafe { &*file.source(slot).cast::<[R; 32]>() };
+        let is_whole = data.len() == 1 && mask == u32::MAX && size_of::<M>() == size_of::<R>();
+        if is_whole && is_run(pointers, size_of::<M>()) {
+            // SAFETY: the elements are there, and a run of them is what the register holds.
+            unsafe { (pointers[0] as *mut [R; 32]).write_unaligned(*values) };
+            return;
+        }
         for lane in lanes_of(mask) {
             // SAFETY: the caller says that the element is there.
             unsafe {
