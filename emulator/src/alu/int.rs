@@ -31,14 +31,6 @@ pub fn pair_moves(num_bits: u32) -> Option<PairMoves> {
     }
 }
 
-/// `lop3.b32` for a table of results; none for a table that no kernel has.
-pub fn three_input_logic(table: u32) -> Option<Alu> {
-    match table {
-        0xe2 => Some(alu!(|a: u32, b: u32, c: u32| -> u32 { (a & b) | (c & !b) })),
-        _ => None,
-    }
-}
-
 /// `bfi` with start and length in one source, the length eight bits up.
 pub fn insert_bits(num_bits: u32) -> Option<Alu> {
     match num_bits {
@@ -91,7 +83,6 @@ pub fn lookup(opcode: &str) -> Option<Alu> {
         "max.s64" => alu!(|a: i64, b: i64| -> i64 { a.max(b) }),
         "and.b16" => alu!(|a: u16, b: u16| -> u16 { a & b }),
         "or.b16" => alu!(|a: u16, b: u16| -> u16 { a | b }),
-        "not.b16" => alu!(|a: u16| -> u16 { !a }),
         "and.b32" => alu!(|a: u32, b: u32| -> u32 { a & b }),
         "or.b32" => alu!(|a: u32, b: u32| -> u32 { a | b }),
         "xor.b32" => alu!(|a: u32, b: u32| -> u32 { a ^ b }),

@@ -8,7 +8,7 @@ mod convert;
 mod float;
 mod int;
 
-pub use int::{insert_bits, pair_moves, three_input_logic};
+pub use int::{insert_bits, pair_moves};
 
 use crate::ptx::inst::{Args, CONSTANT, Plane, Slot, Width};
 

@@ -5,7 +5,7 @@ use super::decode_memory::decode_memory;
 use super::draft::{Draft, Operand, Statement, Use};
 use super::inst::{ALWAYS, AtomicOp, Op, ShuffleMode, Width};
 use super::names::Names;
-use crate::alu::{Alu, insert_bits, lookup, pair_moves, three_input_logic};
+use crate::alu::{Alu, insert_bits, lookup, pair_moves};
 use crate::matrix::bits::Reduction;
 use crate::matrix::mma::Format;
 
@@ -166,17 +166,6 @@ impl<'a> Reader<'_, 'a> {
     /// Moves of pairs, and what has more operands in the text than in the decoded form.
     fn moves(&mut self) -> Result<Option<Vec<Draft<'a>>>, PtxError> {
         let line = self.statement.line;
-        if self.statement.opcode == "lop3.b32" {
-            self.expect_operands(5)?;
-            let table = self.number(4)?;
-            let alu = three_input_logic(table)
-                .ok_or_else(|| self.error(format!("the emulator has no table {table:#x}")))?;
-            self.destination(0, alu.destination)?;
-            for (at, &width) in alu.sources.iter().enumerate() {
-                self.source(1 + at, width)?;
-            }
-            return Ok(Some(vec![self.draft(Op::Alu(alu.run), None)?]));
-        }
         let (name, num_bits) = match self.statement.opcode {
             "mov.b32" => ("mov", 32),
             "mov.b64" => ("mov", 64),

@@ -1,6 +1,5 @@
 //! Small PTX programs with results computed independently here, run under every kind of schedule.
 
-mod bitwise;
 mod clusters;
 mod control;
 mod copies;
