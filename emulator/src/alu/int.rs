@@ -86,6 +86,7 @@ pub fn lookup(opcode: &str) -> Option<Alu> {
         "and.b32" => alu!(|a: u32, b: u32| -> u32 { a & b }),
         "or.b32" => alu!(|a: u32, b: u32| -> u32 { a | b }),
         "xor.b32" => alu!(|a: u32, b: u32| -> u32 { a ^ b }),
+        "not.b16" => alu!(|a: u16| -> u16 { !a }),
         "not.b32" => alu!(|a: u32| -> u32 { !a }),
         "and.b64" => alu!(|a: u64, b: u64| -> u64 { a & b }),
         "or.b64" => alu!(|a: u64, b: u64| -> u64 { a | b }),
@@ -106,6 +107,8 @@ pub fn lookup(opcode: &str) -> Option<Alu> {
         "shr.u16" | "shr.b16" => alu!(|a: u16, b: u32| -> u16 { if b < 16 { a >> b } else { 0 } }),
         "shf.l.wrap.b32" => alu!(|a: u32, b: u32, c: u32| -> u32 { bits::funnel_left(a, b, c) }),
         "shf.r.wrap.b32" => alu!(|a: u32, b: u32, c: u32| -> u32 { bits::funnel_right(a, b, c) }),
+        // No instruction by this name: `lop3.b32` of 0xE2, bits of `a` where `b` has ones, else of `c`.
+        "select.b32" => alu!(|a: u32, b: u32, c: u32| -> u32 { (a & b) | (c & !b) }),
         "prmt.b32" => alu!(|a: u32, b: u32, c: u32| -> u32 { bits::permute_bytes(a, b, c) }),
         "popc.b32" => alu!(|a: u32| -> u32 { a.count_ones() }),
         "popc.b64" => alu!(|a: u64| -> u32 { a.count_ones() }),

@@ -171,6 +171,7 @@ impl<'a> Reader<'_, 'a> {
             "mov.b64" => ("mov", 64),
             "bfi.b32" => ("bfi", 32),
             "bfi.b64" => ("bfi", 64),
+            "lop3.b32" => ("lop3", 32),
             _ => return Ok(None),
         };
         if name == "bfi" {
@@ -180,6 +181,20 @@ impl<'a> Reader<'_, 'a> {
             self.source(1, alu.sources[0])?;
             self.source(2, alu.sources[1])?;
             self.constant(self.number(3)? & 0xff | (self.number(4)? & 0xff) << 8);
+            return Ok(Some(vec![self.draft(Op::Alu(alu.run), None)?]));
+        }
+        if name == "lop3" {
+            // Of all functions of three bits the one that kernels use.
+            const SELECT: u32 = 0xE2;
+            self.expect_operands(5)?;
+            if self.number(4)? != SELECT {
+                return Err(self.error("of all functions only 0xE2 is known"));
+            }
+            let alu = crate::alu::lookup("select.b32").expect("a function of three words");
+            self.destination(0, alu.destination)?;
+            for at in 0..3 {
+                self.source(1 + at, alu.sources[at])?;
+            }
             return Ok(Some(vec![self.draft(Op::Alu(alu.run), None)?]));
         }
         self.expect_operands(2)?;
@@ -247,9 +262,9 @@ impl<'a> Reader<'_, 'a> {
                 self.source(0, Width::W32)?;
                 Op::WarpBarrier
             }
-            "barrier.cluster.arrive.release.aligned" | "barrier.cluster.arrive.aligned" => {
-                Op::ClusterArrive
-            }
+            "barrier.cluster.arrive.release.aligned"
+            | "barrier.cluster.arrive.relaxed.aligned"
+            | "barrier.cluster.arrive.aligned" => Op::ClusterArrive,
             "barrier.cluster.wait.acquire.aligned" | "barrier.cluster.wait.aligned" => {
                 Op::ClusterWait
             }

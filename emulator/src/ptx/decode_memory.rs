@@ -32,6 +32,17 @@ pub fn decode_memory(reader: &mut Reader<'_, '_>) -> Result<Option<Op>, PtxError
     })
 }
 
+/// What follows `[.ordering.scope.]` in the modifiers of an atomic: all of them are ordered for all threads here.
+fn without_ordering(modifiers: &str) -> &str {
+    const WORDS: [&str; 8] = [
+        "relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys",
+    ];
+    match modifiers.split_once('.') {
+        Some((word, rest)) if WORDS.contains(&word) => without_ordering(rest),
+        _ => modifiers,
+    }
+}
+
 impl Reader<'_, '_> {
     /// Reads `[.volatile][.space][.cache][.vN].type`, all but the address.
     fn access(&self, modifiers: &str) -> Result<Access, PtxError> {
@@ -51,7 +62,9 @@ impl Reader<'_, '_> {
                 "shared" | "shared::cta" | "shared::cluster" => access.space = Some(Space::Shared),
                 "local" => access.space = Some(Space::Local),
                 "param" => access.space = Some(Space::Param),
-                "volatile" => access.volatile = true,
+                // Memory is one for all, so an ordered access is one that sees others' writes at once.
+                "volatile" | "acquire" | "release" | "relaxed" => access.volatile = true,
+                "cta" | "cluster" | "gpu" | "sys" => {}
                 "v2" => access.num_elements = 2,
                 "v4" => access.num_elements = 4,
                 // Where a value is cached changes nothing, nor does that it is never written.
@@ -168,6 +181,7 @@ impl Reader<'_, '_> {
     /// `.space.op.type d, [address], operand`.
     fn atomic(&mut self, modifiers: &str) -> Result<Op, PtxError> {
         let unknown = || self.error("unknown atomic");
+        let modifiers = without_ordering(modifiers);
         let (space, op_type) = modifiers.split_once('.').ok_or_else(unknown)?;
         let op = atomic_op(op_type).ok_or_else(unknown)?;
         let (_, kind) = op_type.split_once('.').ok_or_else(unknown)?;

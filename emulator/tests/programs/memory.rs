@@ -296,3 +296,36 @@ fn a_lock_lets_one_thread_in_at_a_time() {
     };
     check(body, launch, &[], &[0, 60]);
 }
+
+#[test]
+fn ordered_accesses_pass_data_and_a_flag() {
+    // Of three blocks each adds what the one before left to its number, a flag behind it, and counts itself.
+    let body = "
+        ld.param.u64 %d0, [p0];
+        mov.u32 %r1, %ctaid.x;
+        mov.u32 %r9, %tid.x;
+        setp.ne.s32 %p0, %r9, 0;
+        @%p0 bra done;
+        mul.wide.u32 %d1, %r1, 8;
+        add.s64 %d2, %d0, %d1;
+        setp.eq.s32 %p2, %r1, 0;
+        @%p2 bra taken;
+    waiting:
+        ld.acquire.gpu.global.u32 %r2, [%d2];
+        setp.eq.s32 %p1, %r2, 0;
+        @%p1 bra waiting;
+    taken:
+        ld.global.u32 %r3, [%d2+4];
+        add.s32 %r3, %r3, %r1;
+        add.s32 %r3, %r3, 5;
+        st.global.u32 [%d2+12], %r3;
+        st.release.gpu.global.u32 [%d2+8], 1;
+        st.relaxed.gpu.global.u32 [%d2], 0;
+        atom.acq_rel.gpu.global.add.u32 %r4, [%d0+32], 1;
+    done:";
+    let launch = GridLaunch {
+        num_blocks: 3,
+        ..one_block(64)
+    };
+    check(body, launch, &[], &[0, 0, 0, 5, 0, 11, 1, 18, 3]);
+}

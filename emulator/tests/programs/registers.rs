@@ -121,3 +121,25 @@ fn drawn_programs_compute_what_their_steps_say() {
         check(&body, one_block(64), &[&inputs], &expected);
     }
 }
+
+#[test]
+fn bits_are_selected_and_halves_inverted() {
+    let body = format!(
+        "{OWN_WORDS}
+        ld.global.u32 %r10, [%d1];
+        ld.global.u32 %r11, [%d1+4];
+        lop3.b32 %r12, %r10, %r11, 0xF0F0F0F0, 0xE2;
+        cvt.u16.u32 %h1, %r12;
+        not.b16 %h1, %h1;
+        cvt.u32.u16 %r13, %h1;
+        xor.b32 %r12, %r12, %r13;
+        st.global.u32 [%d0], %r12;"
+    );
+    let words = noise(33);
+    let expected: Vec<u32> = words
+        .windows(2)
+        .map(|pair| pair[0] & pair[1] | 0xF0F0_F0F0 & !pair[1])
+        .map(|bits| bits ^ (!bits & 0xFFFF))
+        .collect();
+    check(&body, one_block(32), &[&words], &expected);
+}
