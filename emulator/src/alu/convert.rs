@@ -28,9 +28,12 @@ pub fn lookup(opcode: &str) -> Option<Alu> {
         "cvt.rn.f64.u64" => alu!(|a: u64| -> f64 { a as f64 }),
         "cvt.f64.f32" => alu!(|a: f32| -> f64 { f64::from(a) }),
         "cvt.f32.f16" => alu!(|a: u16| -> f32 { convert::f16_to_f32(a) }),
+        "cvt.rni.f32.f32" => alu!(|a: f32| -> f32 { a.round_ties_even() }),
         "cvt.rni.f64.f64" => alu!(|a: f64| -> f64 { convert::round_f64(a) }),
         "cvt.sat.f32.f32" => alu!(|a: f32| -> f32 { convert::saturate(a) }),
         "cvt.rzi.s32.f64" => alu!(|a: f64| -> i32 { convert::f64_to_s32_toward_zero(a) }),
+        // Rust's casts too clamp, and take what is no number for zero.
+        "cvt.rzi.s32.f32" => alu!(|a: f32| -> i32 { a as i32 }),
         "cvt.rni.s32.f32" => alu!(|a: f32| -> i32 { convert::f32_to_s32(a) }),
         "cvt.rni.u32.f32" => alu!(|a: f32| -> u32 { convert::f32_to_u32(a) }),
         "cvt.rn.bf16x2.f32" => alu!(|a: f32, b: f32| -> u32 {

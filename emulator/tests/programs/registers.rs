@@ -143,3 +143,31 @@ fn bits_are_selected_and_halves_inverted() {
         .collect();
     check(&body, one_block(32), &[&words], &expected);
 }
+
+#[test]
+fn floats_are_rounded_and_cut() {
+    let body = format!(
+        "{OWN_WORDS}
+        ld.global.f32 %f1, [%d1];
+        cvt.rni.f32.f32 %f2, %f1;
+        cvt.rzi.s32.f32 %r10, %f1;
+        cvt.rzi.s32.f32 %r11, %f2;
+        shl.b32 %r10, %r10, 16;
+        xor.b32 %r10, %r10, %r11;
+        st.global.u32 [%d0], %r10;"
+    );
+    // Halves and quarters around zero, with the nearest integer (the even one of two) and the one towards zero.
+    let values: Vec<f32> = (-16..16i8)
+        .map(|quarters| f32::from(quarters) / 4.0)
+        .collect();
+    let words: Vec<u32> = values.iter().map(|value| value.to_bits()).collect();
+    let nearest = [
+        -4, -4, -4, -3, -3, -3, -2, -2, -2, -2, -2, -1, -1, -1, 0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2,
+        2, 3, 3, 3, 4, 4,
+    ];
+    let expected: Vec<u32> = (-16..16i32)
+        .zip(nearest)
+        .map(|(quarters, near)| ((quarters / 4) << 16 ^ near) as u32)
+        .collect();
+    check(&body, one_block(32), &[&words], &expected);
+}
