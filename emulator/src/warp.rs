@@ -7,7 +7,7 @@
 use crate::alu::RegisterFile;
 use crate::async_ops::ThreadCopies;
 use crate::fault::{Fault, Place, Wait};
-use crate::in_flight::Product;
+use crate::group_matrix::Product;
 use crate::machine::Machine;
 use crate::order::Policy;
 use crate::ptx::Kernel;

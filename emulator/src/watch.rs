@@ -3,15 +3,15 @@
 //! Accesses, arrivals and what is started are told before the instruction runs, as it may write its own address
 //! registers or end a phase; waits afterwards, once they are over. What is out of bounds is left to the instruction.
 
-use crate::access::{lane_addresses, lanes_of};
 use crate::address::{SHARED_WINDOW, cluster_address};
 use crate::alu::RegisterFile;
 use crate::async_ops::SharedPlace;
 use crate::exchange::lanes;
 use crate::fault::{Fault, Space};
-use crate::in_flight::GROUP_WARPS;
+use crate::group_matrix::GROUP_WARPS;
 use crate::machine::{Machine, Memories};
 use crate::matrix::wgmma::Descriptor;
+use crate::pointers::{lane_addresses, lanes_of};
 use crate::ptx::inst::{Access, Inst, Op, Slot};
 use crate::race_cells::Touch;
 use crate::races::{Engine, Races, Site};

@@ -69,7 +69,7 @@ pub struct Inst {
     pub op: Op,
     /// The predicate that says in which lanes, times two, plus one where its opposite does.
     pub guard: u32,
-    /// Operands of [`Op::Alu`]; else first and number of the operands in [`super::Kernel::operands`].
+    /// Operands of [`Op::Alu`]; else first and number of the operands among the kernel's.
     pub args: Args,
 }
 

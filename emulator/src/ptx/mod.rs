@@ -31,7 +31,10 @@ pub struct PtxError {
 
 impl PtxError {
     fn new(line: u32, what: impl Into<String>) -> Self {
-        PtxError { line, what: what.into() }
+        PtxError {
+            line,
+            what: what.into(),
+        }
     }
 }
 
