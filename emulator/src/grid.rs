@@ -231,7 +231,8 @@ impl Grid {
             }
         }
         if is_random && machine.order.below(2) == 0 {
-            is_busy |= self.land_one(machine)?;
+            // This alone makes no round a busy one: where nobody can go on, more lands than one.
+            self.land_one(machine)?;
         }
         Ok(is_busy)
     }
