@@ -19,7 +19,8 @@ from tests.cuda.sanitizer import GROUPS
 
 ORDERS = ("first", "late", "random:1")
 TESTS = Path(__file__).parent
-FOLDER = TESTS.parents[1] / "target" / "emulator"
+ROOT = TESTS.parents[1]
+FOLDER = ROOT / "target" / "emulator"
 NUM_PROCESSES = int(os.environ.get("EMULATED_PROCESSES", str(os.cpu_count() or 1)))
 
 
@@ -34,7 +35,7 @@ class Part:
 
     def arguments(self) -> list[str]:
         """What pytest is given."""
-        cannot = [f"--deselect={TESTS / test}" for test in CANNOT]
+        cannot = [f"--deselect={TESTS.relative_to(ROOT).as_posix()}/{test}" for test in CANNOT]
         return [*cannot, *(str(TESTS / test) for test in self.tests)]
 
 
@@ -206,6 +207,7 @@ def run(order: str, part: Part) -> Verdict:
     start_s = time.monotonic()
     result = subprocess.run(
         command,
+        cwd=ROOT,
         env=environment(order, part.finds_races and order == ORDERS[0]),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
