@@ -182,6 +182,10 @@ def test_broken_configs_fail_by_their_key(family: str, key: str, change: Change,
     assert failure.startswith("config.json: ")
     assert f"{key}`" in failure
     assert not opens(directory)
+    # What nobody could look at is not said to fit, or to be missing.
+    found = {finding.what: finding.message for finding in doctor.examine(directory)}
+    assert "not compared" in found["weights"]
+    assert "tokenizer" not in found
 
 
 BROKEN_DRAFTERS: list[tuple[Any, str, str, Change]] = [

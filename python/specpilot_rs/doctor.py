@@ -153,18 +153,22 @@ def _model(model: str | os.PathLike[str], revision: str | None) -> Iterator[Find
         fix = "give the directory of a checkpoint, or a hub id that can be reached from here"
         yield Finding(Level.FAIL, "checkpoint", _reason(error), fix)
         return
-    finding, is_drafter = _config(directory)
+    finding, kind = _config(directory)
     yield finding
-    yield from _weights(directory, is_cached=not Path(model).expanduser().is_dir())
-    yield from _tokenizer(directory, is_drafter=is_drafter)
+    yield from _weights(
+        directory, is_cached=not Path(model).expanduser().is_dir(), is_compared=kind is not None
+    )
+    # Whether one is needed is what a config that cannot be used leaves open.
+    if kind is not None:
+        yield from _tokenizer(directory, is_drafter=kind == "drafter")
 
 
 def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _config(directory: Path) -> tuple[Finding, bool]:
-    """Returns what loading says of the config, and whether it is a drafter's."""
+def _config(directory: Path) -> tuple[Finding, str | None]:
+    """Returns what loading says of the config, and whose it is: "target", "drafter"; None if it is no use."""
     from specpilot_rs._core import DRAFTER_ARCHITECTURES, TARGET_ARCHITECTURES, examine_config
     from specpilot_rs.errors import SpecPilotError
 
@@ -176,13 +180,13 @@ def _config(directory: Path) -> tuple[Finding, bool]:
             f"download the file again, or use a model of {targets}, or a drafter of {drafters} or in "
             "speculators format"
         )
-        return Finding(Level.FAIL, "config.json", _reason(error), fix), False
-    is_drafter = config["kind"] == "drafter"
-    what = f"a drafter: {config['description']}" if is_drafter else config["description"]
-    return Finding(Level.OK, "config.json", what), is_drafter
+        return Finding(Level.FAIL, "config.json", _reason(error), fix), None
+    kind = config["kind"]
+    what = f"a drafter: {config['description']}" if kind == "drafter" else config["description"]
+    return Finding(Level.OK, "config.json", what), kind
 
 
-def _weights(directory: Path, *, is_cached: bool) -> Iterator[Finding]:
+def _weights(directory: Path, *, is_cached: bool, is_compared: bool) -> Iterator[Finding]:
     from specpilot_rs._core import examine_weights
     from specpilot_rs.errors import SpecPilotError
 
@@ -198,7 +202,12 @@ def _weights(directory: Path, *, is_cached: bool) -> Iterator[Finding]:
         return
     num_tensors, num_bytes = found["num_tensors"], found["num_bytes"]
     size = f"{num_tensors} tensors, {num_bytes / 2**20:.1f} MiB"
-    yield Finding(Level.OK, "weights", f"{size}; names, shapes and dtypes fit, only loading looks at values")
+    fit = (
+        "names, shapes and dtypes fit"
+        if is_compared
+        else "sound, but not compared: the config cannot be used"
+    )
+    yield Finding(Level.OK, "weights", f"{size}; {fit}, only loading looks at values")
     available = _available_bytes()
     if available is not None and num_bytes > available:
         yield Finding(

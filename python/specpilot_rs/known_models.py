@@ -108,7 +108,7 @@ PAIRS = (
     _pair(_QWEN_27B, "RadixArk/Qwen3.8-27B-DSpark", "dspark", "SpecForge", 7, ()),
     _pair(_QWEN_4B, "z-lab/Qwen3.5-4B-DFlash", "dflash", "z-lab", 16, _QWEN_TAPS),
     _pair(_LLAMA, "z-lab's DFlash of this target (UltraChat)", "dflash", "z-lab", 10, _QWEN_TAPS),
-    _pair(_LLAMA, "any EAGLE-3 of this target", "eagle3", "EAGLE", None, (1, 15, 28)),
+    _pair(_LLAMA, "EAGLE-3 as LlamaForCausalLMEagle3, BF16", "eagle3", "EAGLE", None, (1, 15, 28)),
     _pair(
         _GEMMA,
         "DeepSpec's DSpark of this target",
@@ -121,7 +121,7 @@ PAIRS = (
     ),
     _pair(
         _GEMMA,
-        "any EAGLE-3 of this target",
+        "EAGLE-3 in speculators format, BF16",
         "eagle3",
         "speculators",
         None,
@@ -191,6 +191,7 @@ def table() -> list[str]:
         f"{TRAINED}: a small trained drafter of the kind drafts as an independent implementation does",
         f"{EQUATIONS}: a tiny file of the layout drafts what the published equations give",
         f"{FORMAT}: a tiny file of the layout, where there are files, loads and changes no token",
-        "formats: how linear layers may be held; W12 and FP8 give the bits of their BF16 weights",
+        "formats: how linear layers may be held; W12 and FP8 give their BF16 weights' bits (FP8: as stored)",
+        "all on tiny files; shapes of the real ones are planted on a GPU (specpilot bench --planted)",
     ]
     return [lines[0], "-" * max(map(len, lines)), *lines[1:], "", *notes]

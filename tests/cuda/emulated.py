@@ -70,6 +70,15 @@ PARTS = (
         orders=("first",),
     ),
     Part(
+        "engine, windows",
+        (
+            "test_families.py::test_every_drafter_has_its_turn",
+            "test_families.py::test_prompt_lookup_changes_no_bit[gemma4_unified-tree-bf16]",
+            "test_families.py::test_wrong_drafts_change_no_bit[muse_glimmer-muse_assistant-chain-w12]",
+        ),
+        orders=("random:1",),
+    ),
+    Part(
         "engine, chunks",
         ("test_prompt_chunks.py::test_chunks_of_any_size_give_the_same_bits[llama_rope_scaling]",),
         orders=("late",),

@@ -255,6 +255,8 @@ fn unusable_keys_are_refused_by_name() {
         ("dflash_config", "mask_token_id", json!(-4)),
         ("dflash_config", "target_layer_ids", json!([])),
         ("dflash_config", "draft_vocab_size", json!(4096)),
+        ("dflash_config", "causal_head", json!(true)),
+        ("", "logit_scale", json!(0.5)),
     ];
     for (level, key, value) in cases {
         let mut config = demo_json();
