@@ -65,6 +65,7 @@ PARTS = (
         (
             "test_engine.py::test_scores_are_near_fp32",
             "test_engine.py::test_the_plan_is_what_is_held",
+            "test_fp8_engine.py::test_rounded_rows_are_nearer_to_the_hosts_than_to_whole_ones",
             "test_engine_errors.py::test_a_driver_without_gpus_is_an_error_at_once",
         ),
         orders=("first",),
@@ -152,7 +153,6 @@ LONG = (
     "test_engine_errors.py::test_a_gpu_that_is_not_there_is_named",
     "test_engine_errors.py::test_a_share_of_the_memory_that_is_too_small",
     "test_engine_errors.py::test_weights_that_are_no_numbers_end_the_request",
-    "test_fp8_engine.py::test_rounded_rows_are_nearer_to_the_hosts_than_to_whole_ones",
     "test_gdn.py::test_a_prompt_in_chunks_is_a_prompt_row_by_row",
     "test_planted.py::test_speculation_changes_nothing",
     "test_planted.py::test_the_gpu_plants_the_hosts_fp8",

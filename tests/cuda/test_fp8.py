@@ -123,8 +123,8 @@ def test_quantised_activations_match_the_oracle_and_the_host(
     x[5, ::2] = -x[5, 1::2]
     x[7, :128] = 0
     x[8] *= 1e-4
-    # Too small for a scale.
-    x[9, :128] = np.float32(2.0**-149) * np.arange(128)
+    # The smallest that BF16 has: their scale is far from exact.
+    x[9, :128] = np.float32(2.0**-133) * np.arange(128)
     full = kernels.fp8_matmul(x, codes, scales, block, quantised=True, device="cuda")
     weights = VALUES[codes] * spread(scales, block, codes.shape).astype(np.float64)
     rounded = quantised_rows(x)
