@@ -131,12 +131,14 @@ def test_quantised_activations_match_the_oracle_and_the_host(
     size = np.abs(rounded) @ np.abs(weights).T
     error = np.abs(full - rounded @ weights.T)
     host = kernels.fp8_matmul(x, codes, scales, block, quantised=True)
-    share = error[size > 0] / size[size > 0]
+    share = error[size > 1e-30] / size[size > 1e-30]
     report(
         f"fp8_w8a8 {n} x {k}: off by {share.max():.1e} of the sum of magnitudes, mostly {share.mean():.1e}"
     )
-    assert (error <= W8A8_SHARE * size).all()
-    assert (np.abs(full - host) <= W8A8_SHARE * size).all()
+    # Scales of the smallest groups lie below the numbers that fp32 has in full precision.
+    bound = W8A8_SHARE * size + np.finfo(np.float32).tiny
+    assert (error <= bound).all()
+    assert (np.abs(full - host) <= bound).all()
     for num_rows in ROW_COUNTS:
         first = (64 - num_rows) // 2
         rows = slice(first, first + num_rows)
