@@ -12,6 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # rebuilt each time cargo follows maturin or the other way round. The price: dependencies whose features the binding
 # widens (candle among them) are compiled twice, once with it and once without.
 CARGO_FLAGS := --release
+EMULATOR := target/emulator
 SOURCES := Cargo.toml Cargo.lock pyproject.toml README.md \
 	$(shell find rust python/specpilot_rs -type f ! -name '*.so' ! -path '*/__pycache__/*')
 
@@ -21,7 +22,7 @@ PYO3_ENV = PYO3_BUILD_EXTENSION_MODULE=1 PYO3_PYTHON=$(abspath $(BIN)/python) \
 
 .PHONY: help
 help: ## Print this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 .PHONY: tools
 tools:
@@ -51,12 +52,13 @@ demo: tools $(VENV)/installed ## Install into .venv and generate from the bundle
 	@$(BIN)/python -m specpilot_rs.demo
 
 .PHONY: test
-test: lint rust-test python-test ## Everything that CI checks
+test: lint rust-test python-test test-emulated ## Everything that CI checks
 
 .PHONY: lint
 lint: tools $(VENV)/installed-test ## Formatting, lints, types, stubs
-	cargo fmt --check
+	cargo fmt --all --check
 	$(PYO3_ENV) cargo clippy $(CARGO_FLAGS) --features python --all-targets -- -D warnings
+	cargo clippy $(CARGO_FLAGS) --package ptx-emulator --all-targets -- -D warnings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -64,12 +66,27 @@ lint: tools $(VENV)/installed-test ## Formatting, lints, types, stubs
 
 .PHONY: rust-test
 rust-test: tools ## Rust tests
-	@if cargo nextest --version >/dev/null 2>&1; then set -x; cargo nextest run $(CARGO_FLAGS); \
-	else set -x; cargo test $(CARGO_FLAGS); fi
+	@if cargo nextest --version >/dev/null 2>&1; then set -x; cargo nextest run $(CARGO_FLAGS) --workspace; \
+	else set -x; cargo test $(CARGO_FLAGS) --workspace; fi
 
 .PHONY: python-test
 python-test: tools $(VENV)/installed-test ## Python tests
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
+
+# Under the names by which programs look for a driver.
+.PHONY: emulator
+emulator: tools
+	cargo build $(CARGO_FLAGS) --package ptx-emulator
+	@mkdir -p $(EMULATOR)
+	@for name in libcuda.so libcuda.so.1; do ln -sf ../release/libptx_emulator.so $(EMULATOR)/$$name; done
+
+.PHONY: test-emulated
+test-emulated: emulator $(VENV)/installed-test ## Small ones of the tests that need a GPU, on an emulated driver
+	$(BIN)/python -m tests.cuda.emulated
+
+.PHONY: test-emulated-slow
+test-emulated-slow: emulator $(VENV)/installed-test ## All of them that an emulated driver can run: hours
+	$(BIN)/python -m tests.cuda.emulated --all
 
 .PHONY: test-cuda
 test-cuda: tools $(VENV)/installed-test ## The tests that need a GPU
@@ -91,7 +108,7 @@ bench: tools ## Kernel benchmarks
 
 .PHONY: format
 format: tools $(VENV)/installed-test ## Format Rust and Python in place
-	cargo fmt
+	cargo fmt --all
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

@@ -7,6 +7,7 @@ use crate::device::Device;
 use crate::drafter::planted::Scripts;
 use crate::drafter::{Drafter, config::DrafterConfig};
 use crate::error::{RequestError, Result};
+use crate::kernels::kv_span::PerSpan;
 use crate::kernels::sample_rows::philox::request_seed;
 use crate::model::config::ModelConfig;
 use crate::model::decoder::Decoder;
@@ -102,7 +103,7 @@ impl Engine {
     }
 
     /// Free KV pages, for memory accounting.
-    pub fn num_free_kv_pages(&self) -> usize {
+    pub fn num_free_kv_pages(&self) -> PerSpan<usize> {
         self.pair.caches.num_free_pages()
     }
 

@@ -18,12 +18,14 @@ pub mod weight_bytes;
 use std::fmt;
 
 use crate::cache::gdn_state::Recurrence;
-use crate::cache::slots::LayerCache;
+use crate::cache::pages::KvLayout;
+use crate::cache::slots::{LayerCache, kv_layout};
 use crate::device::Backend;
 use crate::drafter::config::DrafterConfig;
 use crate::drafter::footprint::DrafterSizes;
 use crate::error::{OptionError, Result, human_bytes};
-use crate::kernels::paths::MAX_PATH_ROWS;
+use crate::kernels::kv_span::{KvSpan, PerSpan};
+use crate::kernels::paths::{MAX_PATH_ROWS, num_settled_rows};
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::model::config::{LayerConfig, ModelConfig};
 use crate::model::head::HeadPath;
@@ -136,6 +138,16 @@ impl Limits {
         }
     }
 
+    /// Most rows of a prompt that a pass settles.
+    pub fn settled_rows(&self) -> usize {
+        num_settled_rows(self.max_chunk_rows.min(self.max_step_rows))
+    }
+
+    /// What the attention layers of `config` keep of a request.
+    pub fn kv_layout(&self, config: &ModelConfig) -> KvLayout {
+        kv_layout(&layer_caches(config), self.settled_rows())
+    }
+
     /// KV pages of one request of `max_model_len` tokens.
     pub fn pages_per_sequence(&self) -> usize {
         self.max_model_len.div_ceil(KV_BLOCK)
@@ -149,8 +161,9 @@ pub struct EnginePlan {
     pub limits: Limits,
     /// What is held whatever comes, and the size of a page.
     pub footprint: Footprint,
-    /// KV pages of 64 positions, shared by all requests; the drafter's context has as many.
-    pub num_kv_pages: usize,
+    /// KV pages of 64 positions, shared by all requests; the drafter's context has as many as layers that keep
+    /// everything.
+    pub num_kv_pages: PerSpan<usize>,
 }
 
 impl EnginePlan {
@@ -163,14 +176,19 @@ impl EnginePlan {
         footprint: Footprint,
         budget: Option<Budget>,
     ) -> Result<Self, OptionError> {
-        let num_wanted = limits.pages_per_sequence() * limits.max_num_seqs;
-        let num_kv_pages = match budget {
-            None => num_wanted,
-            Some(budget) => {
-                budget.require(&footprint, limits.max_model_len)?;
-                num_wanted.min(budget.num_pages(&footprint))
-            }
+        let longest = footprint.pages_of(limits.max_model_len);
+        let mut num_kv_pages = PerSpan {
+            whole: longest.whole * limits.max_num_seqs,
+            window: longest.window * limits.max_num_seqs,
         };
+        if let Some(budget) = budget {
+            budget.require(&footprint, limits.max_model_len)?;
+            let fitting = budget.pool(&footprint);
+            for span in KvSpan::ALL {
+                let wanted = num_kv_pages.of_mut(span);
+                *wanted = (*wanted).min(*fitting.of(span));
+            }
+        }
         Ok(Self {
             limits,
             footprint,
@@ -187,7 +205,7 @@ impl fmt::Display for EnginePlan {
                 write!(f, "{part} {}, ", human_bytes(num_bytes))?;
             }
         }
-        let pool_bytes = self.num_kv_pages as u64 * self.footprint.page_bytes();
+        let pool_bytes = self.footprint.pool_bytes(self.num_kv_pages);
         write!(f, "KV pool {}", human_bytes(pool_bytes))
     }
 }
@@ -198,7 +216,10 @@ pub fn layer_caches(config: &ModelConfig) -> Vec<LayerCache> {
         .layers
         .iter()
         .map(|layer| match layer {
-            LayerConfig::Attention(attention) => LayerCache::Attention(kv_shape(attention)),
+            LayerConfig::Attention(attention) => LayerCache::Attention {
+                shape: kv_shape(attention),
+                window: attention.window,
+            },
             LayerConfig::GatedDelta => LayerCache::GatedDelta,
         })
         .collect()

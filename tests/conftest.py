@@ -37,6 +37,17 @@ def pytest_configure(config):
     config.stash[REPORT] = []
 
 
+def pytest_sessionfinish(session):
+    # A worker of pytest-xdist hands its lines to the process that reports.
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["measured"] = session.config.stash[REPORT]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    node.config.stash[REPORT] += getattr(node, "workeroutput", {}).get("measured", [])
+
+
 def pytest_terminal_summary(terminalreporter, config):
     lines = config.stash[REPORT]
     if lines:

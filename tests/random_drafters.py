@@ -55,6 +55,18 @@ class Maker:
         for index in range(NUM_LAYERS):
             self.layer(f"layers.{index}", self.hidden)
 
+    def selector(self) -> dict[str, Any]:
+        """Adds DFlash2's convolutions and selector; returns their sizes as config keys."""
+        for index in range(NUM_LAYERS):
+            for conv in ("attention_conv", "mlp_conv"):
+                prefix = f"layers.{index}.{conv}"
+                self.add(f"{prefix}.base_kernel", 2, 2, self.hidden)
+                self.add(f"{prefix}.kernel_projection.weight", 4 * self.hidden // 16, self.hidden)
+        self.add("candidate_selector.hidden_projection.weight", RANK, self.hidden)
+        for side in ("predecessor", "successor"):
+            self.add(f"candidate_selector.{side}_codebook", self.vocab, RANK)
+        return {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": RANK, "selector_top_k": 16}
+
     def sizes(self, **keys: Any) -> dict[str, Any]:
         """A decoder's config keys."""
         return {
@@ -97,21 +109,11 @@ def dflash(maker: Maker, directory: Path) -> str:
 def dflash2(maker: Maker, directory: Path) -> str:
     """z-lab's second: convolutions and a selector, all layers sliding and bidirectional."""
     maker.backbone()
-    for index in range(NUM_LAYERS):
-        for conv in ("attention_conv", "mlp_conv"):
-            maker.add(f"layers.{index}.{conv}.base_kernel", 2, 2, maker.hidden)
-            maker.add(f"layers.{index}.{conv}.kernel_projection.weight", 4 * maker.hidden // 16, maker.hidden)
-    maker.add("candidate_selector.hidden_projection.weight", RANK, maker.hidden)
-    for side in ("predecessor", "successor"):
-        maker.add(f"candidate_selector.{side}_codebook", maker.vocab, RANK)
     block = {
         "block_size": BLOCK,
         "mask_token_id": 4,
         "target_layer_ids": maker.taps,
-        "conv_kernel_size": 2,
-        "conv_group_size": 16,
-        "selector_rank": RANK,
-        "selector_top_k": 16,
+        **maker.selector(),
         "final_logit_softcapping": 20.0,
         "output_multiplier": 0.45,
     }
@@ -257,40 +259,3 @@ def eagle3(maker: Maker, directory: Path) -> str:
         max_position_embeddings=2048,
     )
     return maker.write(directory, {"architectures": ["LlamaForCausalLMEagle3"], **config})
-
-
-def eagle3_speculators(maker: Maker, directory: Path) -> str:
-    """speculators, as RedHat publishes it for Gemma: a nested config, the normed feature as residual."""
-    num_drafted = maker.vocab // 2
-    maker.add("fc.weight", maker.hidden, len(maker.taps) * maker.hidden)
-    maker.layer("layers.0", 2 * maker.hidden, with_head_norms=False)
-    maker.add("layers.0.hidden_norm.weight", maker.hidden, offset=1.0)
-    maker.add("norm.weight", maker.hidden, offset=1.0)
-    maker.add("lm_head.weight", num_drafted, maker.hidden)
-    offsets(maker, num_drafted)
-    config = {
-        "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
-        "draft_vocab_size": num_drafted,
-        "norm_before_residual": True,
-        "eagle_aux_hidden_state_layer_ids": [tap + 1 for tap in maker.taps],
-        "transformer_layer_config": maker.sizes(num_hidden_layers=1),
-    }
-    return maker.write(directory, config)
-
-
-def dflash_speculators(maker: Maker, directory: Path) -> str:
-    """speculators' export of DFlash: ids one larger, copies of embedding and head."""
-    maker.backbone()
-    maker.add("embed_tokens.weight", maker.vocab, maker.hidden)
-    maker.add("lm_head.weight", maker.vocab, maker.hidden)
-    config = {
-        "architectures": ["DFlashSpeculator"],
-        "speculators_model_type": "dflash",
-        "draft_vocab_size": maker.vocab,
-        "block_size": BLOCK,
-        "mask_token_id": 4,
-        "aux_hidden_state_layer_ids": [tap + 1 for tap in maker.taps],
-        "transformer_layer_config": maker.sizes(**sliding(32)),
-    }
-    return maker.write(directory, config)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-Tensors = dict[str, tuple[str, list[int], bytes]]
-"""Dtype, shape and bytes by name."""
+Tensor = tuple[str, list[int], bytes]
+"""Dtype, shape and bytes."""
+Tensors = dict[str, Tensor]
+"""Tensors by name."""
 
 
 def read_tensors(file: Path) -> Tensors:

@@ -208,7 +208,7 @@ def test_doctor_finds_what_is_wrong(tmp_path: Path):
     assert b"FAIL weights: " in result.stdout
     assert b"model-00002-of-00002.safetensors: not a valid safetensors file" in result.stdout
     assert b"fix: " in result.stdout
-    assert b"WARN tokenizer" in result.stdout
+    assert b"FAIL tokenizer" in result.stdout
     assert specpilot("doctor", tmp_path / "nothing").returncode == 1
 
 

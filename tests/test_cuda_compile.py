@@ -67,11 +67,11 @@ def test_kernels_compile_and_hot_ones_spill_nothing(
 @needs_compiler
 @pytest.mark.usefixtures("compiled")
 def test_a_damaged_file_is_rebuilt(cache: Path) -> None:
-    (file,) = (cache / "cubin").glob("bf16_matmul-sm_90a-*.cubin")
+    (file,) = (cache / "cubin").glob("rms_norm-sm_90a-*.cubin")
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
     built = {kernel["stem"]: kernel["was_cached"] for kernel in compile_for("sm_90a", cache / "cubin")}
-    assert built["bf16_matmul"] is False
+    assert built["rms_norm"] is False
     assert built["w12_matmul"] is True
     assert file.read_bytes() == whole
     assert not list((cache / "cubin").glob("*.tmp"))
@@ -89,6 +89,36 @@ def test_precompile_fills_the_cache(cache: Path, monkeypatch: pytest.MonkeyPatch
     assert states.keys() == {file.stem for file in Path("cuda").glob("*.cu")}
     assert [stem for stem, was_cached in states.items() if not was_cached] == ["append_kv"]
     assert missing.is_file()
+
+
+@needs_compiler
+def test_kernels_compile_to_text_where_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies beside machine code in the same folder, never in its place."""
+    compiled: list[str] = []
+
+    def stop_after_one(stem: str, _: str) -> None:
+        if compiled:
+            raise InterruptedError
+        compiled.append(stem)
+
+    for form in ("ptx", "cubin", "ptx"):
+        compiled.clear()
+        monkeypatch.setenv("SPECPILOT_KERNEL_CODE", form)
+        with pytest.raises(InterruptedError):
+            _core.compile_kernels(["sm_90a"], tmp_path, stop_after_one)
+    (stem,) = compiled
+    files = {file.suffix: file.read_bytes() for file in tmp_path.glob(f"{stem}-sm_90a-*")}
+    assert files.keys() == {".ptx", ".cubin"}
+    # Behind a checksum.
+    text = files[".ptx"][32:]
+    assert b".target sm_90a" in text
+    assert text.endswith(b"\0")
+    assert files[".cubin"][32:].startswith(b"\x7fELF")
+    monkeypatch.setenv("SPECPILOT_KERNEL_CODE", "sass")
+    with pytest.raises(DeviceError, match='form "sass": expected SPECPILOT_KERNEL_CODE to be cubin or ptx'):
+        _core.compile_kernels(["sm_90a"], tmp_path)
 
 
 def test_an_unknown_architecture_is_refused() -> None:

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from specpilot_rs import LLM, SpecPilotError, doctor
+from specpilot_rs.demo import DFLASH2_DIR, TARGET_DIR
 
 from . import random_drafters as drafters
+from . import speculators_drafters as speculators
 from .conftest import FIXTURES
 from .safetensors_file import Tensors, read_tensors, write_tensors
 
@@ -25,8 +27,13 @@ FORMATS = [
     (drafters.dspark, "qwen3_5_wrapper"),
     (drafters.deepspec, "qwen3_5_text"),
     (drafters.eagle3, "llama_rope_scaling"),
-    (drafters.eagle3_speculators, "gemma4_unified"),
-    (drafters.dflash_speculators, "gemma4_unified"),
+    (speculators.eagle3_speculators, "gemma4_unified"),
+    (speculators.dflash_speculators, "gemma4_unified"),
+    (speculators.dflash_speculators_reduced, "qwen3_5_text"),
+    (speculators.dflash2_speculators, "qwen3_5_wrapper"),
+    (speculators.dspark_speculators, "qwen3_5_wrapper"),
+    (speculators.dspark_speculators_reduced, "gemma4_unified"),
+    (speculators.dspark_speculators_muse, "muse_glimmer"),
     (drafters.gemma_dspark, "gemma4_unified"),
     (drafters.muse_assistant, "muse_glimmer"),
 ]
@@ -34,7 +41,8 @@ Change = Callable[[dict[str, Any]], object]
 
 
 def failures(directory: Path) -> list[str]:
-    found = doctor.examine(directory)
+    """All but the tokenizer's, which no fixture has; see `test_tokenizers_are_judged_as_in_loading`."""
+    found = [f for f in doctor.examine(directory) if f.what != "tokenizer"]
     return [f"{f.what}: {f.message}" for f in found if f.level is doctor.Level.FAIL]
 
 
@@ -71,6 +79,66 @@ def test_every_drafter_format_passes(make: Any, family: str, tmp_path: Path) -> 
     make(drafters.Maker(FAMILIES / family), tmp_path)
     assert failures(tmp_path) == []
     assert opens(FAMILIES / family, tmp_path)
+
+
+def without(directory: Path) -> None:
+    (directory / "tokenizer.json").unlink()
+
+
+def cut(directory: Path) -> None:
+    file = directory / "tokenizer.json"
+    file.write_bytes(file.read_bytes()[:1000])
+
+
+def of_no_json(directory: Path) -> None:
+    (directory / "tokenizer_config.json").write_text("{")
+
+
+def with_half_a_character(directory: Path) -> None:
+    edit_json(directory / "tokenizer_config.json", lambda config: config.update(eos_token="\ud800"))
+
+
+@pytest.mark.parametrize("damage", [None, without, cut, of_no_json, with_half_a_character])
+def test_tokenizers_are_judged_as_in_loading(damage: Callable[[Path], None] | None, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(TARGET_DIR, tmp_path / "model"))
+    if damage is not None:
+        damage(directory)
+    [finding] = [f for f in doctor.examine(directory) if f.what == "tokenizer"]
+    if damage is None:
+        LLM(str(directory), max_model_len=128)
+        assert finding.level is doctor.Level.OK
+    else:
+        with pytest.raises(SpecPilotError) as refusal:
+            LLM(str(directory), max_model_len=128)
+        assert (finding.level, finding.message) == (doctor.Level.FAIL, str(refusal.value))
+        assert finding.fix is not None
+        assert "skip_tokenizer_init=True" in finding.fix
+    assert failures(directory) == []
+    assert opens(directory)
+
+
+@pytest.mark.parametrize("damage", [without, cut])
+def test_a_drafters_tokenizer_is_nobodys(damage: Callable[[Path], None], tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(DFLASH2_DIR, tmp_path / "drafter"))
+    shutil.copy(TARGET_DIR / "tokenizer.json", directory)
+    damage(directory)
+    assert {finding.level for finding in doctor.examine(directory)} == {doctor.Level.OK}
+    assert opens(TARGET_DIR, directory)
+
+
+def test_values_are_left_to_loading(tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(FAMILIES / "llama_rope_scaling", tmp_path / "model"))
+
+    def fill(tensors: Tensors) -> None:
+        _, shape, _ = tensors["model.norm.weight"]
+        tensors["model.norm.weight"] = ("BF16", shape, b"\xc0\x7f" * shape[0])
+
+    edit_tensors(directory, fill)
+    [finding] = [f for f in doctor.examine(directory) if f.what == "weights"]
+    assert finding.level is doctor.Level.OK
+    assert "only loading looks at values" in finding.message
+    with pytest.raises(SpecPilotError, match=r"`model.norm.weight` should hold finite numbers, got NaN"):
+        LLM(str(directory), skip_tokenizer_init=True)
 
 
 BROKEN_TARGETS: list[tuple[str, str, Change]] = [
@@ -114,6 +182,10 @@ def test_broken_configs_fail_by_their_key(family: str, key: str, change: Change,
     assert failure.startswith("config.json: ")
     assert f"{key}`" in failure
     assert not opens(directory)
+    # What nobody could look at is not said to fit, or to be missing.
+    found = {finding.what: finding.message for finding in doctor.examine(directory)}
+    assert "not compared" in found["weights"]
+    assert "tokenizer" not in found
 
 
 BROKEN_DRAFTERS: list[tuple[Any, str, str, Change]] = [
@@ -131,13 +203,13 @@ BROKEN_DRAFTERS: list[tuple[Any, str, str, Change]] = [
         lambda c: c["dflash_config"].update(markov_head_type=1),
     ),
     (
-        drafters.eagle3_speculators,
+        speculators.eagle3_speculators,
         "gemma4_unified",
         "norm_before_residual",
         lambda c: c.pop("norm_before_residual"),
     ),
     (
-        drafters.dflash_speculators,
+        speculators.dflash_speculators,
         "gemma4_unified",
         "speculators peagle",
         lambda c: c.update(speculators_model_type="peagle"),

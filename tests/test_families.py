@@ -1,124 +1,78 @@
-"""Each family with the drafters published for it, in tiny files of their formats.
-
-The drafters are random, so that nearly nothing is accepted: they load, and wrong drafts leave no trace.
-"""
+"""Each family with the drafters published for it, and what is said of checkpoints that do not fit."""
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from specpilot_rs import LLM, CheckpointError, ConfigError, DrafterError, SamplingParams
+from specpilot_rs import LLM, CheckpointError, ConfigError, DrafterError
 
 from . import random_drafters as drafters
-from .conftest import FIXTURES
+from .family_speculation import (
+    FAMILIES,
+    PAIRINGS,
+    PARAMS,
+    SHAPES,
+    assert_identical,
+    decode_plainly,
+    decode_speculatively,
+    every,
+    open_family,
+    prompts,
+    settings,
+    speculation,
+)
 from .safetensors_file import Tensors, read_tensors, write_tensors
 
-FAMILIES = FIXTURES / "families"
-# Published drafters of each family's kind, by format.
-PAIRINGS = {
-    "qwen3_5_wrapper": (drafters.dflash2, drafters.dspark),
-    "qwen3_5_text": (drafters.dflash, drafters.deepspec),
-    "llama_rope_scaling": (drafters.eagle3, drafters.dflash),
-    "llama_rope_parameters": (drafters.eagle3, drafters.dflash),
-    "gemma4_unified": (
-        drafters.eagle3_speculators,
-        drafters.gemma_dspark,
-        drafters.dflash,
-        drafters.dflash_speculators,
-    ),
-    "muse_glimmer": (drafters.muse_assistant, drafters.dflash2),
-}
 ALL_FAMILIES = sorted(directory.name for directory in FAMILIES.iterdir() if directory.is_dir())
-TREES = {
-    drafters.dflash: ("chain", "ddtree"),
-    drafters.dflash_speculators: ("chain", "ddtree"),
-    drafters.muse_assistant: ("chain", "ddtree"),
-    drafters.dflash2: ("chain", "conditional"),
-    drafters.dspark: ("chain", "conditional"),
-    drafters.deepspec: ("chain", "conditional"),
-    drafters.gemma_dspark: ("chain", "conditional"),
-    drafters.eagle3: ("chain", "conditional"),
-    drafters.eagle3_speculators: ("chain", "conditional"),
-}
-PARAMS = SamplingParams(max_tokens=40, ignore_eos=True)
-# (tree or not, Q passes, format)
-SETTINGS = ((0, 0, "bf16"), (1, 0, "w12"), (1, 1, "bf16"), (1, 1, "w12"))
-
-
-def open_family(family: str, **options: Any) -> LLM:
-    return LLM(str(FAMILIES / family), skip_tokenizer_init=True, max_model_len=512, **options)
-
-
-def prompts(family: str) -> list[dict[str, Any]]:
-    golden = json.loads((FAMILIES / family / "golden.json").read_text())
-    # The last is longer than every window; two more begin inside of it.
-    ids = [sequence["input_ids"] for sequence in golden["sequences"]]
-    return [{"prompt_token_ids": each} for each in (*ids, ids[-1][:50], ids[-1][:17])]
 
 
 @pytest.fixture(scope="module")
 def plain() -> Any:
-    """Plain decoding of a family, one request at a time, made once."""
-    made: dict[str, list[Any]] = {}
-
-    def decode(family: str) -> list[Any]:
-        if family not in made:
-            llm = open_family(family, max_num_seqs=1, weight_format="bf16", head="dense")
-            made[family] = llm.generate(prompts(family), PARAMS, use_tqdm=False, record_logits=True)
-        return made[family]
-
-    return decode
+    """Plain decoding of a family, made once."""
+    return functools.cache(decode_plainly)
 
 
-def assert_identical(outputs: list[Any], want: list[Any]) -> None:
-    for output, expected in zip(outputs, want, strict=True):
-        assert output.outputs[0].token_ids == expected.outputs[0].token_ids
-        for name in ("logits", "residual_l2", "last_residuals"):
-            got, right = getattr(output.record, name), getattr(expected.record, name)
-            np.testing.assert_array_equal(got.view(np.uint32), right.view(np.uint32), err_msg=name)
+def test_every_family_has_drafters() -> None:
+    assert sorted(PAIRINGS) == ALL_FAMILIES
 
 
 @pytest.mark.parametrize(
     ("family", "drafter"),
-    [(family, drafter) for family, made in PAIRINGS.items() for drafter in made],
+    every(lambda family: [(drafter,) for drafter in PAIRINGS[family]]),
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_drafters_of_a_family_change_no_bit(
     family: str, drafter: Any, tmp_path: Path, plain: Any, report: Any
 ) -> None:
     directory = drafter(drafters.Maker(FAMILIES / family), tmp_path / "drafter")
-    for tree, q_passes, weight_format in SETTINGS:
-        config = {
-            "model": directory,
-            "tree": TREES[drafter][tree],
-            "tree_nodes": 12,
-            "q_passes": q_passes,
-            "num_speculative_tokens": 5,
-        }
-        llm = open_family(family, speculative_config=config, weight_format=weight_format, max_num_seqs=3)
-        outputs = llm.generate(prompts(family), PARAMS, use_tqdm=False, record_logits=True)
+    for shape, weight_format in settings(family):
+        config = {"model": directory, **speculation(drafter, shape)}
+        llm, outputs = decode_speculatively(family, shape, weight_format, config)
         assert_identical(outputs, plain(family))
-        assert sum(output.metrics.num_draft_tokens for output in outputs) > 0
     passes = sum(output.metrics.num_target_passes for output in outputs)
     accepted = sum(output.metrics.num_accepted_tokens for output in outputs)
     report(f"{family}, {llm.describe()['drafter']}: {accepted} drafts accepted in {passes} passes")
 
 
-@pytest.mark.parametrize("family", PAIRINGS)
-@pytest.mark.parametrize(("tree", "q_passes"), [("chain", 0), ("conditional", 0), ("conditional", 2)])
-def test_prompt_lookup_changes_no_bit(family: str, tree: str, q_passes: int, plain: Any) -> None:
-    config = {"method": "ngram", "tree": tree, "tree_nodes": 16, "q_passes": q_passes}
-    for weight_format in ("bf16", "w12"):
-        llm = open_family(family, speculative_config=config, weight_format=weight_format, max_num_seqs=4)
-        outputs = llm.generate(prompts(family), PARAMS, use_tqdm=False, record_logits=True)
+@pytest.mark.parametrize(("family", "shape", "weight_format"), every(settings))
+def test_prompt_lookup_changes_no_bit(family: str, shape: str, weight_format: str, plain: Any) -> None:
+    config = {"method": "ngram", "prompt_lookup_min": 1, **speculation(None, shape)}
+    _, outputs = decode_speculatively(family, shape, weight_format, config)
+    assert_identical(outputs, plain(family))
+
+
+@pytest.mark.parametrize("weight_format", ["bf16", "w12"])
+def test_two_q_passes_change_no_bit(weight_format: str, plain: Any) -> None:
+    for family in PAIRINGS:
+        config = {"method": "ngram", **speculation(None, SHAPES[-1]), "q_passes": 2}
+        _, outputs = decode_speculatively(family, SHAPES[-1], weight_format, config)
         assert_identical(outputs, plain(family))
-        assert sum(output.metrics.num_draft_tokens for output in outputs) > 0
 
 
 def test_gemmas_embedding_scale_reaches_its_drafter(tmp_path: Path) -> None:
@@ -166,36 +120,6 @@ def test_formats_that_are_not_served_name_themselves(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(DrafterError, match=r"Gemma3DSparkModel.*Gemma4DSparkModel"):
         open_family("gemma4_unified", speculative_config={"model": str(tmp_path)})
-
-
-def led_to_one_id(tensors: Tensors) -> None:
-    offsets = np.frombuffer(tensors["d2t"][2], "<i8").copy()
-    offsets[9] -= 2 * 9 - 2 * 4
-    tensors["d2t"] = (*tensors["d2t"][:2], offsets.tobytes())
-
-
-def with_a_longer_name(tensors: Tensors) -> None:
-    tensors["t2dx"] = tensors.pop("t2d")
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (led_to_one_id, "`d2t` should lead every row to an id of its own, but rows 4 and 9 both lead to 8"),
-        (with_a_longer_name, "1 tensor.*first `t2dx`"),
-    ],
-)
-def test_tables_of_a_reduced_vocabulary_are_checked(
-    damage: Callable[[Tensors], None], message: str, tmp_path: Path
-) -> None:
-    family = "llama_rope_scaling"
-    maker = drafters.Maker(FAMILIES / family)
-    directory = drafters.eagle3(maker, tmp_path)
-    open_family(family, speculative_config={"model": directory})
-    damage(maker.tensors)
-    write_tensors(tmp_path / "model.safetensors", maker.tensors)
-    with pytest.raises(CheckpointError, match=message):
-        open_family(family, speculative_config={"model": directory})
 
 
 PREFIX = "model.language_model.layers.1."

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from .cuda.emulated import CANNOT, LONG, PARTS
 from .cuda.sanitizer import GROUPS
 
 ROOT = Path(__file__).parent.parent
@@ -37,7 +38,7 @@ BANNED = {"util", "utils", "common", "misc", "helper", "helpers", "manager", "mi
 MAX_LINES = 600
 SOURCES = sorted(
     path
-    for folder in ("rust", "cuda", "python", "tests", "benches")
+    for folder in ("rust", "cuda", "python", "tests", "benches", "emulator")
     for path in (ROOT / folder).rglob("*")
     if path.suffix in {".rs", ".cu", ".cuh", ".py", ".pyi"}
 )
@@ -151,6 +152,20 @@ def test_the_sanitizer_sees_every_kernel():
         code = (ROOT / "tests" / "cuda" / group.file).read_text(encoding="utf-8")
         absent = [test for test in group.tests if f"def {test.split('[')[0]}(" not in code]
         assert not absent, group.file
+
+
+def test_every_test_of_a_gpu_is_emulated_or_named():
+    """Small cases run everywhere; a test none of whose cases do is in a list that says why."""
+    tests = {
+        f"{file.name}::{name}"
+        for file in (ROOT / "tests" / "cuda").glob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    }
+    run = {test.split("[")[0] for part in PARTS for test in part.tests}
+    unable = {test for name in CANNOT for test in tests if test.startswith(name.split("[")[0])}
+    assert run <= tests
+    assert run.isdisjoint(LONG)
+    assert tests == run | set(LONG) | unable
 
 
 def test_files_stay_small():

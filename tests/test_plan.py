@@ -37,6 +37,7 @@ FORMAT_KEYS = {
     "largest_context",
     "is_estimate",
     "pool_pages",
+    "pool_window_pages",
     "pool_tokens",
     "pool_bytes",
     "full_requests",
@@ -64,8 +65,11 @@ PLAN_KEYS = {
     "num_windowed_layers",
     "page_tokens",
     "kv_page_bytes",
+    "window_page_bytes",
+    "window_pages",
     "drafter_page_bytes",
     "kv_bytes_per_token",
+    "window_bytes_per_token",
     "drafter_bytes_per_token",
     "gdn_slot_bytes",
     "assumed_escape_rate",
@@ -81,21 +85,25 @@ def plan(model: Path, memory: str | None = "80GB", device: str = "cuda", **given
 
 
 @pytest.mark.parametrize(
-    ("model", "billions", "kv_bytes", "state_mib", "history_mib"),
+    ("model", "billions", "kv_bytes", "window_bytes", "state_mib", "history_mib"),
     [
-        (QWEN_27B, 26.896, 131_072, 144, 5.6),
-        (QWEN_4B, 4.206, 65_536, 48, 2.25),
-        (LLAMA_8B, 8.030, 262_144, 0, 0),
-        # targets of mixed layers: 40 sliding ones of 8 heads of 256 and 8 full ones of one head of 512
-        (GEMMA_12B, 11.907, 688_128, 0, 0),
-        (MUSE_30B, 27.855, 106_496, 0, 0),
+        (QWEN_27B, 26.896, 131_072, 0, 144, 5.6),
+        (QWEN_4B, 4.206, 65_536, 0, 48, 2.25),
+        (LLAMA_8B, 8.030, 262_144, 0, 0, 0),
+        # Of mixed layers: 8 full ones of one head of 512, 40 sliding ones of 8 of 256; 13 and 39 of 2 of 128.
+        (GEMMA_12B, 11.907, 32_768, 655_360, 0, 0),
+        (MUSE_30B, 27.855, 26_624, 79_872, 0, 0),
     ],
 )
-def test_published_sizes(model: Path, billions: float, kv_bytes: int, state_mib: int, history_mib: float):
+def test_published_sizes(
+    model: Path, billions: float, kv_bytes: int, window_bytes: int, state_mib: int, history_mib: float
+):
     planned = plan(model, max_num_seqs=2)
     assert planned["num_parameters"] / 1e9 == pytest.approx(billions, abs=5e-4)
     assert planned["kv_bytes_per_token"] == kv_bytes
     assert planned["kv_page_bytes"] == 64 * kv_bytes
+    assert planned["window_bytes_per_token"] == window_bytes
+    assert planned["window_page_bytes"] == 64 * window_bytes
     # A slot keeps a ring of three states, and the convolution's three past inputs
     # with the current one.
     slot = planned["gdn_slot_bytes"]
@@ -143,6 +151,7 @@ def test_contexts_and_requests_on_cards(model: Path, report: Any):
         planned = plan(model, f"{gigabytes}GB", max_num_seqs=1)
         for name in FORMATS:
             form = planned["formats"][name]
+            # Of one request alone the pool is.
             longest = min(form["pool_tokens"], planned["max_position_embeddings"])
             assert form["largest_context"] == longest
             assert (form["largest_context"] > 0) == (form["fixed_bytes"] < planned["budget_bytes"])
@@ -300,11 +309,43 @@ def test_fp8_counts_as_fitting(device: str):
     assert "Only FP8 fits; BF16 lacks" in render(planned)
 
 
-def test_layers_with_windows_are_planned_as_they_are_held():
-    planned = plan(GEMMA_12B, max_num_seqs=1)
+@pytest.mark.parametrize(
+    ("device", "max_num_batched_tokens", "pages"),
+    [
+        # 1,023 positions before a row, and the rows of a prompt that come before its last 64.
+        ("cuda", None, 16),
+        ("cpu", None, 19),
+        ("cuda", 64, 16),
+        ("cuda", 65, 17),
+        ("cuda", 2048, 47),
+    ],
+)
+def test_layers_with_windows_keep_them(device: str, max_num_batched_tokens: int | None, pages: int):
+    planned = plan(GEMMA_12B, device=device, max_num_seqs=1, max_num_batched_tokens=max_num_batched_tokens)
     assert planned["num_windowed_layers"] == 40
-    assert "40 layers with a window keep the whole context too." in render(planned)
+    assert planned["window_pages"] == pages
+    text = render(planned)
+    megabytes = pages * 64 * 655_360 / 1e6
+    size = f"{megabytes:.1f} MB" if megabytes < 999 else f"{megabytes / 1000:.2f} GB"
+    assert f"40 layers with a window keep {64 * pages:,} tokens of a request at most: {size}." in text
+    assert "a token of context takes 32,768 B, in a window 655,360 B more" in text
+    for form in planned["formats"].values():
+        assert form["pool_window_pages"] == pages
+        assert form["pool_bytes"] == 64 * (form["pool_pages"] * 32_768 + pages * 655_360)
     assert "window" not in render(plan(QWEN_27B, max_num_seqs=1))
+
+
+def test_short_requests_take_no_whole_window():
+    """Of many requests a window each would not fit the card, of requests that are shorter all do."""
+    windows = 300 * 1024 * 655_360
+    planned = plan(GEMMA_12B, "141GB", max_num_seqs=300)
+    assert windows > planned["budget_bytes"]
+    for form in planned["formats"].values():
+        assert 16 < form["pool_window_pages"] < 300 * 16
+        assert form["pool_pages"] >= 4096
+    short = plan(GEMMA_12B, "141GB", max_num_seqs=300, max_model_len=256)
+    assert all(form["pool_window_pages"] == 300 * 4 for form in short["formats"].values())
+    assert all(form["full_requests"] >= 300 for form in short["formats"].values())
 
 
 def test_a_directory_without_config(tmp_path: Path):

@@ -1,5 +1,6 @@
 """The screened LM head in the engine: the tokens of the dense head, with every kind of decoding and mask."""
 
+import itertools
 import json
 import shutil
 
@@ -20,7 +21,15 @@ SPECULATION = [
     pytest.param({"model": str(FIXTURES / "demo" / "dflash"), "tree": "ddtree"}, id="ddtree"),
     pytest.param({"method": "dflash2", "tree": "chain"}, id="chain"),
 ]
-FAMILIES = ["llama_rope_parameters", "llama_rope_scaling", "qwen3_5_text", "qwen3_5_wrapper"]
+FAMILIES = [
+    "gemma4_unified",
+    "llama_rope_parameters",
+    "llama_rope_scaling",
+    "muse_glimmer",
+    "qwen3_5_fp8",
+    "qwen3_5_text",
+    "qwen3_5_wrapper",
+]
 
 
 def demo(head, speculative_config=None, **options):
@@ -109,8 +118,10 @@ def test_recorded_and_unrecorded_requests_share_a_pass(prompts, dense):
         assert (output.metrics.num_screened_rows == 0) == (i % 2 == 0)
 
 
-@pytest.mark.parametrize("weight_format", ["bf16", "w12"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "weight_format"),
+    [*itertools.product(FAMILIES, ("bf16", "w12")), ("qwen3_5_fp8", "fp8")],
+)
 def test_families(family, weight_format):
     directory = FIXTURES / "families" / family
     golden = json.loads((directory / "golden.json").read_bytes())

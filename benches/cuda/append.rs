@@ -6,6 +6,7 @@ use specpilot_rs::device::{Buffer, Device};
 use specpilot_rs::kernels::Kernel;
 use specpilot_rs::kernels::append_kv::{AppendKv, AppendKvArgs, KvLayer};
 use specpilot_rs::kernels::append_ring::{AppendRing, AppendRingArgs, Ring};
+use specpilot_rs::kernels::kv_span::KvSpan;
 use specpilot_rs::kernels::placed_rows::PlacedRows;
 use specpilot_rs::kernels::tree_attention::KV_BLOCK;
 
@@ -60,6 +61,7 @@ pub fn bench(device: &Device, cuda: &CudaDevice) -> Vec<Value> {
                 device,
                 AppendKvArgs {
                     rows: &rows,
+                    span: KvSpan::Whole,
                     layers,
                 },
             )

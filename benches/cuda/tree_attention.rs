@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use specpilot_rs::device::cuda::CudaDevice;
 use specpilot_rs::device::{Buffer, Device};
 use specpilot_rs::kernels::Kernel;
+use specpilot_rs::kernels::kv_span::KvSpan;
 use specpilot_rs::kernels::paths::RowPaths;
 use specpilot_rs::kernels::tree_attention::{KV_BLOCK, TreeAttention, TreeAttentionArgs};
 
@@ -71,6 +72,7 @@ fn layer_us(
             k_pages: &layers[call][0],
             v_pages: &layers[call][1],
             paths: &paths,
+            span: KvSpan::Whole,
             q_heads: Q_HEADS,
             kv_heads: KV_HEADS,
             head_dim: HEAD_DIM,

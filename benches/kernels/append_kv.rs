@@ -6,6 +6,7 @@ use criterion::{BenchmarkId, Criterion, Throughput};
 use specpilot_rs::device::{Buffer, Device};
 use specpilot_rs::kernels::Kernel;
 use specpilot_rs::kernels::append_kv::{AppendKv, AppendKvArgs, KvLayer};
+use specpilot_rs::kernels::kv_span::KvSpan;
 use specpilot_rs::kernels::placed_rows::PlacedRows;
 use specpilot_rs::kernels::tree_attention::KV_BLOCK;
 
@@ -31,6 +32,7 @@ pub fn bench(c: &mut Criterion) {
                 b.iter(|| {
                     let args = AppendKvArgs {
                         rows: &rows,
+                        span: KvSpan::Whole,
                         layers: vec![KvLayer {
                             k_tail: &tail,
                             v_tail: &tail,

@@ -5,6 +5,7 @@ use std::hint::black_box;
 use criterion::{BenchmarkId, Criterion, Throughput};
 use specpilot_rs::device::{Buffer, Device};
 use specpilot_rs::kernels::Kernel;
+use specpilot_rs::kernels::kv_span::KvSpan;
 use specpilot_rs::kernels::paths::RowPaths;
 use specpilot_rs::kernels::tree_attention::{KV_BLOCK, TreeAttention, TreeAttentionArgs};
 
@@ -45,6 +46,7 @@ pub fn bench(c: &mut Criterion) {
                         k_pages: &pages,
                         v_pages: &pages,
                         paths: &paths,
+                        span: KvSpan::Whole,
                         q_heads,
                         kv_heads,
                         head_dim,

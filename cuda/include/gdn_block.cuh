@@ -49,7 +49,7 @@ struct SharedLayout {
     u32 weighed;  // products with the two whole stretches times decays, as operand A: [planes][tiles][4][2][32][4]
     u32 own;      // those with the own stretch, by position in it: [planes][32][nodes + 1][2]
     u32 updates;  // d of the segment's rows: [rows][UPDATE_ROW]
-    u32 squares;  // of o, by node and warp of the key head: [nodes][num_slices * lanes / 8 + 1]
+    u32 squares;  // of o, by parity of the chunk, node and warp of the key head: [1 or 2][nodes][num_slices * lanes / 8 + 1]
 };
 
 struct GdnWyParams {

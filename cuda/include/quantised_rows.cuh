@@ -120,12 +120,12 @@ __device__ __forceinline__ void multiply_slice(const Fp8Slice& slice, u32 len, c
     }
 }
 
-// Rows to be rounded: fp32, or BF16 padded to whole super-tiles.
+// Rows to be rounded: fp32, which are rounded to BF16 first, or BF16 padded to whole super-tiles.
 struct Fp32Rows {
     const float* x;
     u32 in_features;
     __device__ __forceinline__ float at(u32 row, u32 column) const {
-        return column < in_features ? x[static_cast<u64>(row) * in_features + column] : 0.0f;
+        return column < in_features ? __uint_as_float(pack_bf16(x[static_cast<u64>(row) * in_features + column], 0.0f) << 16) : 0.0f;
     }
 };
 
@@ -162,9 +162,8 @@ __device__ __forceinline__ void quantise_rows(const Source& x, u16* quantised, u
         is_finite = __all_sync(0xFFFFFFFF, is_finite);
         const float scale = largest > 0.0f ? __fdiv_rn(largest, 448.0f) : 1.0f;
         u32 codes = 0;
-        // A scale may be zero where the largest is tiny; what it multiplies is then zero anyway.
 #pragma unroll
-        for (u32 c = 0; c < 4; c++) codes |= code_of(values[c] == 0.0f ? values[c] : __fdiv_rn(values[c], scale)) << 8 * c;
+        for (u32 c = 0; c < 4; c++) codes |= code_of(__fdiv_rn(values[c], scale)) << 8 * c;
         u8* to = reinterpret_cast<u8*>(quantised) + row * stride;
         if (column < k_tiles * TILE_COLUMNS) *reinterpret_cast<u32*>(to + column) = codes;
         if (lane == 0) {

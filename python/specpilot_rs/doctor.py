@@ -1,9 +1,10 @@
 """What could go wrong here, found before a model is loaded.
 
 In: nothing, or a model's directory or hub id. Out: findings, each OK, WARN or FAIL, the latter two with what
-to do. Config and weights go through the readers that loading uses, weight files by their headers alone, so
-that a check of a large model takes no time and fails where loading would; only loading reads the values. Of a
-hub model all but the weights is fetched, and weights are judged if they are in the cache.
+to do. Config, weights and tokenizer go through the readers of `LLM(model)`, weight files by their headers,
+so that a check of a large model takes no time and fails where loading would; only loading reads the values,
+and the finding says so. Of a hub model all but the weights is fetched, and weights are judged if they are in
+the cache.
 """
 
 from __future__ import annotations
@@ -152,18 +153,22 @@ def _model(model: str | os.PathLike[str], revision: str | None) -> Iterator[Find
         fix = "give the directory of a checkpoint, or a hub id that can be reached from here"
         yield Finding(Level.FAIL, "checkpoint", _reason(error), fix)
         return
-    finding, is_drafter = _config(directory)
+    finding, kind = _config(directory)
     yield finding
-    yield from _weights(directory, is_cached=not Path(model).expanduser().is_dir())
-    yield from _tokenizer(directory, is_drafter=is_drafter)
+    yield from _weights(
+        directory, is_cached=not Path(model).expanduser().is_dir(), is_compared=kind is not None
+    )
+    # Whether one is needed is what a config that cannot be used leaves open.
+    if kind is not None:
+        yield from _tokenizer(directory, is_drafter=kind == "drafter")
 
 
 def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _config(directory: Path) -> tuple[Finding, bool]:
-    """Returns what loading says of the config, and whether it is a drafter's."""
+def _config(directory: Path) -> tuple[Finding, str | None]:
+    """Returns what loading says of the config, and whose it is: "target", "drafter"; None if it is no use."""
     from specpilot_rs._core import DRAFTER_ARCHITECTURES, TARGET_ARCHITECTURES, examine_config
     from specpilot_rs.errors import SpecPilotError
 
@@ -175,13 +180,13 @@ def _config(directory: Path) -> tuple[Finding, bool]:
             f"download the file again, or use a model of {targets}, or a drafter of {drafters} or in "
             "speculators format"
         )
-        return Finding(Level.FAIL, "config.json", _reason(error), fix), False
-    is_drafter = config["kind"] == "drafter"
-    what = f"a drafter: {config['description']}" if is_drafter else config["description"]
-    return Finding(Level.OK, "config.json", what), is_drafter
+        return Finding(Level.FAIL, "config.json", _reason(error), fix), None
+    kind = config["kind"]
+    what = f"a drafter: {config['description']}" if kind == "drafter" else config["description"]
+    return Finding(Level.OK, "config.json", what), kind
 
 
-def _weights(directory: Path, *, is_cached: bool) -> Iterator[Finding]:
+def _weights(directory: Path, *, is_cached: bool, is_compared: bool) -> Iterator[Finding]:
     from specpilot_rs._core import examine_weights
     from specpilot_rs.errors import SpecPilotError
 
@@ -196,7 +201,13 @@ def _weights(directory: Path, *, is_cached: bool) -> Iterator[Finding]:
         yield Finding(Level.OK, "weights", "not all downloaded yet; opening the model does that")
         return
     num_tensors, num_bytes = found["num_tensors"], found["num_bytes"]
-    yield Finding(Level.OK, "weights", f"{num_tensors} tensors, {num_bytes / 2**20:.1f} MiB")
+    size = f"{num_tensors} tensors, {num_bytes / 2**20:.1f} MiB"
+    fit = (
+        "names, shapes and dtypes fit"
+        if is_compared
+        else "sound, but not compared: the config cannot be used"
+    )
+    yield Finding(Level.OK, "weights", f"{size}; {fit}, only loading looks at values")
     available = _available_bytes()
     if available is not None and num_bytes > available:
         yield Finding(
@@ -208,8 +219,8 @@ def _weights(directory: Path, *, is_cached: bool) -> Iterator[Finding]:
 
 
 def _tokenizer(directory: Path, *, is_drafter: bool) -> Iterator[Finding]:
-    if is_drafter and not (directory / "tokenizer.json").exists():
-        yield Finding(Level.OK, "tokenizer", "none, as usual: a drafter takes its target's")
+    if is_drafter:
+        yield Finding(Level.OK, "tokenizer", "none is needed: a drafter takes its target's")
         return
     try:
         from specpilot_rs.tokenizer import Tokenizer
@@ -218,9 +229,8 @@ def _tokenizer(directory: Path, *, is_drafter: bool) -> Iterator[Finding]:
     except ImportError:
         return  # reported with the environment
     except Exception as error:
-        yield Finding(
-            Level.WARN, "tokenizer", _reason(error), "download tokenizer.json, or work with token ids"
-        )
+        fix = "download it again, or open the model with tokenizer=DIRECTORY or skip_tokenizer_init=True"
+        yield Finding(Level.FAIL, "tokenizer", _reason(error), fix)
         return
     yield Finding(Level.OK, "tokenizer", f"{tokenizer.vocab_size} tokens, end token {tokenizer.eos_token_id}")
     if not tokenizer.chat_templates:

@@ -104,6 +104,8 @@ def render(plan: dict[str, Any]) -> str:
     rows.append(row("held in all", (form["fixed_bytes"] for form in forms), human_bytes))
     rows.append(row("KV pool", (form["pool_bytes"] for form in forms), human_bytes))
     rows.append(row("  pages", (form["pool_pages"] for form in forms), "{:,}".format))
+    if plan["num_windowed_layers"]:
+        rows.append(row("  pages of windows", (form["pool_window_pages"] for form in forms), "{:,}".format))
     rows.append(row("  tokens", (form["pool_tokens"] for form in forms), "{:,}".format))
     rows.append(row("  largest context", (form["largest_context"] for form in forms), "{:,}".format))
     label = f"  requests of {plan['max_model_len']:,}"
@@ -130,9 +132,10 @@ def _head(plan: dict[str, Any]) -> Iterator[str]:
         f"{plan['dtype']} activations and KV"
     )
     drafter = f" and {plan['drafter_bytes_per_token']:,} B in the drafter" if plan["drafter"] else ""
+    window = f", in a window {plan['window_bytes_per_token']:,} B more" if plan["num_windowed_layers"] else ""
     yield (
         f"{plan['max_num_seqs']} requests at once, {plan['max_step_rows']} rows a pass; "
-        f"a token of context takes {plan['kv_bytes_per_token']:,} B{drafter}"
+        f"a token of context takes {plan['kv_bytes_per_token']:,} B{window}{drafter}"
     )
 
 
@@ -152,7 +155,8 @@ def _notes(plan: dict[str, Any]) -> Iterator[str]:
         if form["missing_bytes"] and form["pool_pages"]:
             yield (
                 f"{name}: one request of {plan['max_model_len']:,} tokens lacks "
-                f"{human_bytes(form['missing_bytes'])}; set max_model_len to {form['pool_tokens']:,} or less."
+                f"{human_bytes(form['missing_bytes'])}; "
+                f"set max_model_len to {form['largest_context']:,} or less."
             )
     bits = f"{w12['linear_bits_per_weight']:.3f} bits a weight in {w12['num_w12_matrices']} matrices"
     if not w12["num_w12_matrices"]:
@@ -171,5 +175,10 @@ def _notes(plan: dict[str, Any]) -> Iterator[str]:
             "publishers make them; this one is not read as FP8 unless it holds such."
         )
     if plan["num_windowed_layers"]:
-        yield f"{plan['num_windowed_layers']} layers with a window keep the whole context too."
+        num_tokens = plan["page_tokens"] * plan["window_pages"]
+        size = human_bytes(plan["window_pages"] * plan["window_page_bytes"])
+        yield (
+            f"{plan['num_windowed_layers']} layers with a window keep {num_tokens:,} tokens "
+            f"of a request at most: {size}."
+        )
     yield "Not counted: the driver's own memory, a kernel's scratch, and a matrix a thread while loading."

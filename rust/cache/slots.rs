@@ -1,25 +1,50 @@
 //! All sequence memory of the target: KV pages, recurrent states, and which slot holds what.
 //!
 //! A slot is reserved for a request's whole length at admission, so that a running request never waits for memory, and
-//! given back when it ends.
+//! given back when it ends. Of layers with a window that is a ring of pages, which serves the request over and over.
 
 use crate::device::{Buffer, Device};
 use crate::error::{DeviceError, KernelError};
 use crate::kernels::gdn_wy::{GdnShape, GdnTail};
+use crate::kernels::kv_span::{PageTables, PerSpan};
 use crate::kernels::paths::{RowPaths, Settled};
 use crate::kernels::placed_rows::PlacedRows;
-use crate::kernels::tree_attention::KV_BLOCK;
 
 use super::gdn_state::{GdnCache, Recurrence};
-use super::pages::{KvCache, KvShape, KvTail};
+use super::pages::{KvCache, KvLayout, KvShape, KvTail};
 
 /// Which cache a layer of the model uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerCache {
     /// Paged keys and values.
-    Attention(KvShape),
+    Attention {
+        /// Their heads.
+        shape: KvShape,
+        /// A row at position p sees positions `> p - window`; all when `None`.
+        window: Option<usize>,
+    },
     /// Recurrent state and log.
     GatedDelta,
+}
+
+/// How much the caches hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheSizes {
+    /// Sequences at once.
+    pub num_slots: usize,
+    /// Pages that they share.
+    pub num_pages: PerSpan<usize>,
+    /// Most rows of a sequence that a pass settles.
+    pub settled_rows: usize,
+}
+
+/// What the attention layers among `layers` keep, where a pass settles up to `settled_rows` rows of a sequence.
+pub fn kv_layout(layers: &[LayerCache], settled_rows: usize) -> KvLayout {
+    let attention = layers.iter().filter_map(|layer| match *layer {
+        LayerCache::Attention { shape, window } => Some((shape, window)),
+        LayerCache::GatedDelta => None,
+    });
+    KvLayout::new(attention, settled_rows)
 }
 
 /// The target's caches for a fixed number of slots.
@@ -28,11 +53,11 @@ pub struct SequenceCaches {
     gdn: Option<GdnCache>,
     /// Index of each model layer within the cache of its kind.
     index_in_kind: Vec<usize>,
-    page_tables: Vec<Option<Vec<u32>>>,
+    page_tables: Vec<Option<PerSpan<Vec<u32>>>>,
 }
 
 impl SequenceCaches {
-    /// Caches for `num_slots` sequences sharing `num_pages` pages of [`KV_BLOCK`] positions.
+    /// Caches of `sizes` for a model's `layers`.
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`].
@@ -41,38 +66,38 @@ impl SequenceCaches {
         layers: &[LayerCache],
         recurrence: Recurrence,
         gdn_shape: Option<GdnShape>,
-        num_slots: usize,
-        num_pages: usize,
+        sizes: CacheSizes,
     ) -> Result<Self, DeviceError> {
-        let mut kv_shapes = Vec::new();
-        let mut num_gdn_layers = 0;
+        let (mut num_attention_layers, mut num_gdn_layers) = (0, 0);
         let index_in_kind = layers
             .iter()
-            .map(|layer| match layer {
-                LayerCache::Attention(shape) => {
-                    kv_shapes.push(*shape);
-                    kv_shapes.len() - 1
-                }
-                LayerCache::GatedDelta => {
-                    num_gdn_layers += 1;
-                    num_gdn_layers - 1
-                }
+            .map(|layer| {
+                let count = match layer {
+                    LayerCache::Attention { .. } => &mut num_attention_layers,
+                    LayerCache::GatedDelta => &mut num_gdn_layers,
+                };
+                *count += 1;
+                *count - 1
             })
             .collect();
-        let gdn = |shape| GdnCache::new(device, recurrence, shape, num_gdn_layers, num_slots);
+        let gdn = |shape| GdnCache::new(device, recurrence, shape, num_gdn_layers, sizes.num_slots);
+        let layout = kv_layout(layers, sizes.settled_rows);
         Ok(Self {
-            kv: KvCache::new(device, &kv_shapes, num_pages)?,
+            kv: KvCache::new(device, layout, sizes.num_pages)?,
             gdn: gdn_shape.map(gdn).transpose()?,
             index_in_kind,
-            page_tables: vec![None; num_slots],
+            page_tables: vec![None; sizes.num_slots],
         })
     }
 
     /// Takes a free slot with room for `num_positions` tokens; `None` when slots or pages are short.
     pub fn admit(&mut self, num_positions: usize) -> Option<usize> {
         let slot = self.page_tables.iter().position(Option::is_none)?;
-        let pages = self.kv.allocate(num_positions.div_ceil(KV_BLOCK))?;
-        self.page_tables[slot] = Some(pages);
+        let mut tables = PerSpan::default();
+        if !self.kv.reserve(&mut tables, num_positions) {
+            return None;
+        }
+        self.page_tables[slot] = Some(tables);
         if let Some(gdn) = &mut self.gdn {
             gdn.reset(slot);
         }
@@ -81,8 +106,8 @@ impl SequenceCaches {
 
     /// Gives a slot and its pages back.
     pub fn release(&mut self, slot: usize) {
-        if let Some(pages) = self.page_tables[slot].take() {
-            self.kv.release(&pages);
+        if let Some(mut tables) = self.page_tables[slot].take() {
+            self.kv.release(&mut tables);
         }
     }
 
@@ -184,7 +209,7 @@ impl SequenceCaches {
     }
 
     /// Number of free pages.
-    pub fn num_free_pages(&self) -> usize {
+    pub fn num_free_pages(&self) -> PerSpan<usize> {
         self.kv.num_free_pages()
     }
 
@@ -211,7 +236,11 @@ impl SequenceCaches {
     }
 
     /// Pages of `slot`, one per 64 positions; none while it is free.
-    pub fn pages(&self, slot: usize) -> &[u32] {
-        self.page_tables[slot].as_deref().unwrap_or_default()
+    pub fn pages(&self, slot: usize) -> PageTables<'_> {
+        let tables = self.page_tables[slot].as_ref();
+        tables.map_or_else(PerSpan::default, PerSpan::tables)
     }
 }
+
+#[cfg(test)]
+mod tests;

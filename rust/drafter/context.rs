@@ -2,8 +2,8 @@
 //!
 //! A position's taps go through `fc` and its norm once; every layer then projects keys (normalised, rotated for the
 //! absolute position) and values from that one vector. Rows are taken in chunks of any size with the same result, as
-//! all kernels are row-invariant. Layers that see everything share a pool of pages with all requests; layers with a
-//! window keep, per slot, a ring of pages that holds the window and whatever scratch rows may follow it.
+//! all kernels are row-invariant. Layers with a window keep a ring of pages that holds the window and whatever scratch
+//! rows may follow it, as the target's do.
 
 use std::convert::Infallible;
 
@@ -12,12 +12,13 @@ use super::context_length::ContextLength;
 use super::heads_of_rows::{KeysValues, turn};
 use super::weights::{BlockWeights, multiply_all};
 use super::{ContextRows, DraftAnchor};
-use crate::cache::pages::{KvCache, KvShape, KvTail};
+use crate::cache::pages::{KvCache, KvLayout, KvTail};
 use crate::device::{Buffer, Device, Graphs, Staged};
 use crate::error::Result;
 use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::draft_block::{BlockContext, BlockContexts, ContextsKey};
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
+use crate::kernels::kv_span::{KvSpan, PerSpan};
 use crate::kernels::matmul_rows::MatmulRows;
 use crate::kernels::paths::{MAX_PATH_ROWS, row_bucket};
 use crate::kernels::placed_rows::PlacedRows;
@@ -30,20 +31,16 @@ const CHUNK_ROWS: usize = 64;
 
 /// Contexts of all slots.
 pub(super) struct Contexts {
-    whole: KvCache,
-    windowed: KvCache,
-    /// Where each layer's keys and values are.
-    places: Vec<Place>,
+    cache: KvCache,
     slots: Vec<Slot>,
     scratch: Scratch,
     /// A chunk's rows of the pass, and their positions.
     pass_rows: Staged<u32>,
     positions: Staged<u32>,
-    /// Rows of a chunk in the pages of the layers without and with a window.
-    chunk_rows: [PlacedRows; 2],
-    /// Contexts of the blocks being drafted, in layers without and with a window.
-    seen_whole: BlockContexts,
-    seen_windowed: BlockContexts,
+    /// Rows of a chunk in the slot's pages.
+    chunk_rows: PlacedRows,
+    /// Contexts of the blocks being drafted.
+    seen: PerSpan<BlockContexts>,
     graphs: Graphs<ExtensionKey>,
 }
 
@@ -52,27 +49,20 @@ pub(super) struct Contexts {
 struct ExtensionKey {
     rows: Option<u64>,
     positions: Option<u64>,
-    placed: [(Option<u64>, usize); 2],
+    placed: ([Option<u64>; 2], usize),
 }
 
-/// The cache of a layer and its index among that cache's layers.
-#[derive(Clone, Copy)]
-struct Place {
-    is_windowed: bool,
-    index: usize,
-}
-
+#[derive(Default)]
 struct Slot {
-    /// Pages of the layers that see everything, as far as reserved.
-    whole_pages: Vec<u32>,
-    /// Pages of the layers with a window: the slot's ring, over and over.
-    ring_pages: Vec<u32>,
+    /// Page tables, as far as reserved.
+    tables: PerSpan<Vec<u32>>,
     length: ContextLength,
 }
 
 impl Slot {
-    /// The context as it lies in `pages`.
-    fn context<'a>(&self, pages: &'a [u32]) -> BlockContext<'a> {
+    /// The context as it lies in layers of `span`.
+    fn context(&self, span: KvSpan) -> BlockContext<'_> {
+        let pages = self.tables.of(span);
         let context_len = self.length.len();
         BlockContext {
             page_table: &pages[..pages.len().min(context_len.div_ceil(KV_BLOCK))],
@@ -81,32 +71,23 @@ impl Slot {
     }
 }
 
-/// Pages of a ring for layers that see `window` positions: those before the anchor, and the scratch rows of a path.
-fn ring_len(window: usize, pages_per_sequence: usize) -> usize {
-    (window + MAX_PATH_ROWS)
-        .div_ceil(KV_BLOCK)
-        .min(pages_per_sequence)
+/// What the layers keep: behind the anchor's window come the scratch rows of a path.
+fn layout(config: &BlockConfig) -> KvLayout {
+    let layers = config.layers.iter();
+    let layers = layers.map(|layer| (config.kv_shape(), layer.window));
+    KvLayout::new(layers, MAX_PATH_ROWS)
 }
 
-/// Shapes of the layers without and with a window, and the pages of the latter's ring.
-fn groups(config: &BlockConfig, pages_per_sequence: usize) -> ([Vec<KvShape>; 2], usize) {
-    let num_windowed = config
-        .layers
-        .iter()
-        .filter(|layer| layer.window.is_some())
-        .count();
-    let shapes = [config.layers.len() - num_windowed, num_windowed]
-        .map(|num_layers| vec![config.kv_shape(); num_layers]);
-    let window = config.layers.iter().filter_map(|layer| layer.window).max();
-    let ring = window.map_or(0, |window| ring_len(window, pages_per_sequence));
-    (shapes, ring)
+/// Pages of layers with a window that `num_slots` slots use at most.
+fn window_pages(layout: &KvLayout, num_slots: usize, pages_per_sequence: usize) -> usize {
+    num_slots * layout.ring_pages().min(pages_per_sequence)
 }
 
 /// What a context's pages take.
 pub(super) struct ContextBytes {
     /// One page of the layers that see everything.
     pub(super) page: usize,
-    /// The rings of one slot.
+    /// The ring of one slot.
     pub(super) slot: usize,
 }
 
@@ -143,45 +124,19 @@ impl Contexts {
         num_pages: usize,
         pages_per_sequence: usize,
     ) -> Result<Self> {
-        let ([whole, windowed], ring) = groups(config, pages_per_sequence);
-        let mut counts = [0; 2];
-        let place = |window: Option<usize>| {
-            let count = &mut counts[usize::from(window.is_some())];
-            *count += 1;
-            Place {
-                is_windowed: window.is_some(),
-                index: *count - 1,
-            }
-        };
-        let slot = |slot: usize| Slot {
-            whole_pages: Vec::new(),
-            ring_pages: match ring {
-                0 => Vec::new(),
-                _ => (0..pages_per_sequence)
-                    .map(|page| (slot * ring + page % ring) as u32)
-                    .collect(),
-            },
-            length: ContextLength::default(),
+        let layout = layout(config);
+        let num_pages = PerSpan {
+            whole: num_pages,
+            window: window_pages(&layout, num_slots, pages_per_sequence),
         };
         Ok(Self {
-            whole: KvCache::new(device, &whole, num_pages)?,
-            windowed: KvCache::new(device, &windowed, num_slots * ring)?,
-            places: config
-                .layers
-                .iter()
-                .map(|layer| layer.window)
-                .map(place)
-                .collect(),
-            slots: (0..num_slots).map(slot).collect(),
+            cache: KvCache::new(device, layout, num_pages)?,
+            slots: (0..num_slots).map(|_| Slot::default()).collect(),
             scratch: Scratch::with(config, |width| device.try_alloc(CHUNK_ROWS * width))?,
             pass_rows: Staged::with_capacity(device, CHUNK_ROWS)?,
             positions: Staged::with_capacity(device, CHUNK_ROWS)?,
-            chunk_rows: [
-                PlacedRows::with_capacity(device, CHUNK_ROWS)?,
-                PlacedRows::with_capacity(device, CHUNK_ROWS)?,
-            ],
-            seen_whole: BlockContexts::default(),
-            seen_windowed: BlockContexts::default(),
+            chunk_rows: PlacedRows::with_capacity(device, CHUNK_ROWS)?,
+            seen: PerSpan::default(),
             graphs: Graphs::default(),
         })
     }
@@ -192,10 +147,11 @@ impl Contexts {
         pages_per_sequence: usize,
         activation_bytes: usize,
     ) -> ContextBytes {
-        let ([whole, windowed], ring) = groups(config, pages_per_sequence);
+        let layout = layout(config);
+        let page = layout.page_bytes(activation_bytes);
         ContextBytes {
-            page: KvCache::page_bytes_of(&whole, activation_bytes),
-            slot: ring * KvCache::page_bytes_of(&windowed, activation_bytes),
+            page: page.whole,
+            slot: window_pages(&layout, 1, pages_per_sequence) * page.window,
         }
     }
 
@@ -211,21 +167,14 @@ impl Contexts {
     }
 
     pub(super) fn reserve(&mut self, slot: usize, num_tokens: usize) -> bool {
-        let held = &mut self.slots[slot].whole_pages;
-        let missing = num_tokens.div_ceil(KV_BLOCK).saturating_sub(held.len());
-        match self.whole.allocate(missing) {
-            Some(pages) => {
-                held.extend(pages);
-                true
-            }
-            None => false,
-        }
+        let tables = &mut self.slots[slot].tables;
+        self.cache.reserve(tables, num_tokens)
     }
 
     pub(super) fn release(&mut self, slot: usize) {
         let slot = &mut self.slots[slot];
         slot.length = ContextLength::default();
-        self.whole.release(&std::mem::take(&mut slot.whole_pages));
+        self.cache.release(&mut slot.tables);
     }
 
     pub(super) fn rollback(&mut self, slot: usize) {
@@ -239,19 +188,16 @@ impl Contexts {
             self.slots[anchor.slot].length.check_ends_before(anchor)?;
         }
         let slots = anchors.iter().map(|anchor| &self.slots[anchor.slot]);
-        let whole = slots.clone().map(|slot| slot.context(&slot.whole_pages));
-        self.seen_whole.fill(device, whole)?;
-        let windowed = slots.map(|slot| slot.context(&slot.ring_pages));
-        self.seen_windowed.fill(device, windowed)?;
+        for span in KvSpan::ALL {
+            let contexts = slots.clone().map(|slot| slot.context(span));
+            self.seen.of_mut(span).fill(device, contexts)?;
+        }
         Ok(())
     }
 
     /// What the blocks of the last [`look_from`](Self::look_from) see in `layer`.
     pub(super) fn seen_in(&self, layer: usize) -> &BlockContexts {
-        match self.places[layer].is_windowed {
-            true => &self.seen_windowed,
-            false => &self.seen_whole,
-        }
+        self.seen.of(self.cache.span(layer))
     }
 
     /// What the launches of blocks of `block_size` rows follow from, layer by layer.
@@ -264,13 +210,7 @@ impl Contexts {
 
     /// Key and value pages of `layer`.
     pub(super) fn k_v(&self, layer: usize) -> (&Buffer<f32>, &Buffer<f32>) {
-        let Place { is_windowed, index } = self.places[layer];
-        let cache = if is_windowed {
-            &self.windowed
-        } else {
-            &self.whole
-        };
-        (cache.k(index), cache.v(index))
+        (self.cache.k(layer), self.cache.v(layer))
     }
 
     /// See [`Drafter::extend`](super::Drafter::extend).
@@ -312,20 +252,15 @@ impl Contexts {
             .fill(device, (0..num_rows).map(|i| rows[padded(i)]))?;
         let positions = (0..num_rows).map(|i| (first_position + padded(i)) as u32);
         self.positions.fill(device, positions)?;
-        let [whole_rows, ring_rows] = &mut self.chunk_rows;
-        for (placed, pages) in [
-            (&mut *whole_rows, &state.whole_pages),
-            (&mut *ring_rows, &state.ring_pages),
-        ] {
-            placed.clear();
-            placed.push(slot, first_position, pages, 0..rows.len() as u32)?;
-            placed.repeat_last(num_rows);
-            placed.finish(device)?;
-        }
+        let (placed, tables) = (&mut self.chunk_rows, state.tables.tables());
+        placed.clear();
+        placed.push(slot, first_position, tables, 0..rows.len() as u32)?;
+        placed.repeat_last(num_rows);
+        placed.finish(device)?;
         let key = ExtensionKey {
             rows: self.pass_rows.cuda_address(),
             positions: self.positions.cuda_address(),
-            placed: [whole_rows.launch_key(), ring_rows.launch_key()],
+            placed: placed.launch_key(),
         };
         let mut graphs = std::mem::take(&mut self.graphs);
         let outcome = graphs.run(device, key, || {
@@ -382,24 +317,10 @@ impl Contexts {
         let keys = weights.layers.iter().zip(&mut s.layers);
         let keys = keys.map(|(layer, rows)| rows.key_heads(config, layer));
         turn(device, model, &self.positions, keys.collect())?;
-        let [whole_rows, ring_rows] = &self.chunk_rows;
-        for (cache, placed, is_windowed) in [
-            (&mut self.whole, whole_rows, false),
-            (&mut self.windowed, ring_rows, true),
-        ] {
-            let places = self.places.iter().zip(&s.layers);
-            let tails = places.filter(|(place, _)| place.is_windowed == is_windowed);
-            let tails: Vec<KvTail<'_>> = tails
-                .map(|(place, rows)| KvTail {
-                    layer: place.index,
-                    k: &rows.k,
-                    v: &rows.v,
-                })
-                .collect();
-            if !tails.is_empty() {
-                cache.append(device, placed, &tails)?;
-            }
-        }
+        let tails = s.layers.iter().enumerate();
+        let tails = tails.map(|(layer, KeysValues { k, v, .. })| KvTail { layer, k, v });
+        let tails: Vec<_> = tails.collect();
+        self.cache.append(device, &self.chunk_rows, &tails)?;
         Ok(())
     }
 }

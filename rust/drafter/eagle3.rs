@@ -24,6 +24,7 @@ use crate::kernels::append_kv::AppendKv;
 use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::draft_select::{DraftSelect, DraftSelectArgs, LogitShape};
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
+use crate::kernels::kv_span::PerSpan;
 use crate::kernels::paths::{LaunchKey, RowPaths, row_bucket};
 use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::tree_attention::{self, KV_BLOCK};
@@ -75,7 +76,7 @@ pub(super) struct Eagle3 {
 struct ExtensionKey {
     rows: Option<u64>,
     entry: [Option<u64>; 3],
-    entered: (Option<u64>, usize),
+    entered: ([Option<u64>; 2], usize),
     padded_rows: usize,
     waiting_row: Option<usize>,
 }
@@ -92,7 +93,7 @@ struct DepthKey {
 
 #[derive(Clone, Default)]
 struct Slot {
-    page_table: Vec<u32>,
+    tables: PerSpan<Vec<u32>>,
     length: ContextLength,
 }
 
@@ -183,12 +184,13 @@ impl Eagle3 {
     ) -> Result<Self> {
         let num_rows = sizes.num_slots * sizes.width;
         let num_children = num_rows * sizes.width;
-        let paths = || RowPaths::with_capacity(device, num_rows, sizes.num_pages);
+        let num_pages = PerSpan::whole_only(sizes.num_pages);
+        let paths = || RowPaths::with_capacity(device, num_rows, num_pages);
         Ok(Self {
             taps,
             weights: Eagle3Weights::load(device, source, format, config, sizes.vocab_size)?,
             inverse_frequencies: device.constants(&config.rope.inverse_frequencies())?,
-            cache: KvCache::new(device, &config.kv_shapes(), sizes.num_pages)?,
+            cache: KvCache::new(device, config.kv_layout(), num_pages)?,
             slots: vec![Slot::default(); sizes.num_slots],
             waiting: device.try_alloc(sizes.num_slots * FEATURES_PER_SLOT * config.hidden_size)?,
             chunk: Chunk::with(config, |len| device.try_alloc(len))?,
@@ -252,7 +254,7 @@ impl Eagle3 {
         self.entered.clear();
         let entered = 0..token_ids.len() as u32;
         self.entered
-            .push(rows.slot, first_position, &slot.page_table, entered)?;
+            .push(rows.slot, first_position, slot.tables.tables(), entered)?;
         self.entered.repeat_last(num_entered);
         self.entered.finish(device)?;
         let key = ExtensionKey {
@@ -326,20 +328,13 @@ impl Drafter for Eagle3 {
     }
 
     fn reserve(&mut self, slot: usize, num_tokens: usize) -> bool {
-        let held = &mut self.slots[slot].page_table;
-        let missing = num_tokens.div_ceil(KV_BLOCK).saturating_sub(held.len());
-        match self.cache.allocate(missing) {
-            Some(pages) => {
-                held.extend(pages);
-                true
-            }
-            None => false,
-        }
+        let tables = &mut self.slots[slot].tables;
+        self.cache.reserve(tables, num_tokens)
     }
 
     fn release(&mut self, slot: usize) {
-        let slot = std::mem::take(&mut self.slots[slot]);
-        self.cache.release(&slot.page_table);
+        let mut slot = std::mem::take(&mut self.slots[slot]);
+        self.cache.release(&mut slot.tables);
     }
 
     fn extend(
@@ -429,7 +424,7 @@ impl Drafter for Eagle3 {
             let mut row = 0;
             for of_request in nodes.chunk_by(|a, b| a.request == b.request) {
                 let anchor = &anchors[of_request[0].request];
-                let pages = &self.slots[anchor.slot].page_table;
+                let pages = self.slots[anchor.slot].tables.tables();
                 let before = &self.paths_before;
                 let queries = of_request.iter().map(|node| {
                     let path = match depth {

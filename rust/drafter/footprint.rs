@@ -9,7 +9,6 @@ use super::context::Contexts;
 use super::draft_head::HeadLens;
 use super::eagle3;
 use super::markov;
-use crate::cache::pages::KvCache;
 use crate::device::Backend;
 use crate::kernels::bf16_matmul::PackedBf16;
 
@@ -111,6 +110,6 @@ fn eagle3_bytes(
         slot: lens.slot_activations * activation_bytes
             + lens.slot_values * size_of::<f32>()
             + lens.slot_ids * size_of::<u32>(),
-        page: KvCache::page_bytes_of(&config.kv_shapes(), activation_bytes),
+        page: config.kv_layout().page_bytes(activation_bytes).whole,
     }
 }

@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use super::Engine;
-use crate::cache::slots::SequenceCaches;
+use crate::cache::slots::{CacheSizes, SequenceCaches};
 use crate::device::{Backend, Device};
 use crate::drafter::planted::Scripts;
 use crate::drafter::{self, PairFiles, config::DrafterConfig};
 use crate::error::{DeviceError, Error, KernelError, Result};
+use crate::kernels::kv_span::PerSpan;
 use crate::kernels::paths::RowPaths;
 use crate::kernels::placed_rows::PlacedRows;
 use crate::model::config::ModelConfig;
@@ -105,7 +106,7 @@ impl Planned<'_> {
             .weights
             .settle(weights.num_bytes() as u64, weights.q_view_bytes() as u64);
         let plan = EnginePlan::resolve(limits, footprint, budget)?;
-        let sizes = plan.limits.drafter_sizes(&config, plan.num_kv_pages);
+        let sizes = plan.limits.drafter_sizes(&config, plan.num_kv_pages.whole);
         let open = |drafter: &DrafterConfig| {
             device.install(|| match origin {
                 Origin::Files { pair, .. } => drafter::open(pair, drafter, &config, &device, sizes),
@@ -127,8 +128,11 @@ impl Planned<'_> {
             &layer_caches(&config),
             plan.limits.recurrence(),
             gdn_shape(&config),
-            sizes.num_slots,
-            sizes.num_pages,
+            CacheSizes {
+                num_slots: sizes.num_slots,
+                num_pages: plan.num_kv_pages,
+                settled_rows: plan.limits.settled_rows(),
+            },
         )?;
         let mut eos_token_ids = config.eos_token_ids.clone();
         for &id in &options.extra_eos_token_ids {
@@ -145,7 +149,15 @@ impl Planned<'_> {
         let (head, max_rows) = (plan.limits.head, plan.limits.max_step_rows);
         let target =
             device.install(|| Decoder::new(config, weights, taps, head, max_rows, &device))?;
-        let paths = RowPaths::with_capacity(&device, max_rows, sizes.num_pages)?;
+        // A table of windows is as long as the other.
+        let num_entries = PerSpan {
+            whole: sizes.num_pages,
+            window: match caches.kv().layout().ring_pages() {
+                0 => 0,
+                _ => sizes.num_pages,
+            },
+        };
+        let paths = RowPaths::with_capacity(&device, max_rows, num_entries)?;
         let committed_rows = PlacedRows::with_capacity(&device, max_rows)?;
         let mut engine = Engine {
             pair: ModelPair {

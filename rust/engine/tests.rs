@@ -8,10 +8,13 @@ use crate::convert::convert_model;
 use crate::drafter::proposal::Proposal;
 use crate::drafter::{ContextRows, DraftAnchor, DraftRequest, Drafter};
 use crate::error::{DeviceError, DrafterError, Error, KernelError};
+use crate::kernels::kv_span::PerSpan;
 use crate::model::DecoderWeights;
 use crate::options::{EngineOptions, PromptLookup};
 use crate::plan::footprint::Footprint;
 use crate::weights::raw_safetensors::{demo_target, family};
+
+mod windows;
 
 fn options(max_num_seqs: usize) -> EngineOptions {
     EngineOptions {
@@ -40,10 +43,10 @@ fn options(max_num_seqs: usize) -> EngineOptions {
 }
 
 /// Bytes of the plan that `Device::alloc` gives: all but weights and their copies.
-fn planned_buffers(footprint: &Footprint, num_pages: usize) -> u64 {
+fn planned_buffers(footprint: &Footprint, num_pages: PerSpan<usize>) -> u64 {
     let weights =
         footprint.weights.total() + footprint.drafter.weights as u64 + footprint.head_copy;
-    footprint.fixed_bytes() - weights + num_pages as u64 * footprint.page_bytes()
+    footprint.fixed_bytes() - weights + footprint.pool_bytes(num_pages)
 }
 
 fn assert_as_planned(engine: &Engine) {
@@ -64,7 +67,9 @@ fn assert_as_planned(engine: &Engine) {
     );
     let caches = &engine.pair.caches;
     assert_eq!(caches.num_free_pages(), *num_kv_pages);
-    assert_eq!(caches.kv().page_bytes() as u64, footprint.kv_page);
+    let page = caches.kv().layout().page_bytes(size_of::<f32>());
+    assert_eq!(page.whole as u64, footprint.kv_page.whole);
+    assert_eq!(page.window as u64, footprint.kv_page.window);
 }
 
 fn generate(engine: &mut Engine) {
@@ -111,7 +116,8 @@ fn every_byte_is_planned_and_none_comes_later() {
             let mut engine = Engine::open(&model, drafter.as_deref(), &options).unwrap();
             assert_eq!(engine.target().head_path().name(), head);
             assert_as_planned(&engine);
-            assert_eq!(engine.plan().num_kv_pages, 4 * max_num_seqs);
+            let expected = PerSpan::whole_only(4 * max_num_seqs);
+            assert_eq!(engine.plan().num_kv_pages, expected);
             generate(&mut engine);
             assert_as_planned(&engine);
         }

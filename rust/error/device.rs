@@ -49,6 +49,12 @@ pub enum DeviceError {
         /// What was asked for, or what the GPU is.
         got: String,
     },
+    /// The environment asks for device code of a form that there is not.
+    #[error("no kernel code of form {got:?}: expected SPECPILOT_KERNEL_CODE to be cubin or ptx")]
+    UnknownCodeForm {
+        /// What was asked for.
+        got: String,
+    },
     /// The GPU's memory is full.
     #[error("out of GPU memory: {} asked for, {} of {} free", human_bytes(*.num_bytes), human_bytes(*.free_bytes), human_bytes(*.total_bytes))]
     OutOfMemory {

@@ -1,8 +1,9 @@
-//! Copies rows' keys and values from a pass's tail into the pages of their requests, in any number of layers.
+//! Copies rows' keys and values from a pass's tail into the pages of their requests, in any number of layers of one span.
 //!
 //! A row goes to its page, lane `position % 64`. Keys were rotated for their true position when they were projected, so
 //! this is a plain copy and changes no bit.
 
+use super::kv_span::KvSpan;
 use super::launcher::Launcher;
 use super::placed_rows::PlacedRows;
 use super::tree_attention::KV_BLOCK;
@@ -31,6 +32,8 @@ pub struct KvLayer<'a> {
 pub struct AppendKvArgs<'a> {
     /// The rows, with their pages.
     pub rows: &'a PlacedRows,
+    /// Which of their pages.
+    pub span: KvSpan,
     /// Where they are and go.
     pub layers: Vec<KvLayer<'a>>,
 }
@@ -43,6 +46,8 @@ impl Kernel for AppendKv {
     type Args<'a> = AppendKvArgs<'a>;
 
     fn check(args: &AppendKvArgs<'_>) -> Result<(), KernelError> {
+        let num_rows = args.rows.iter_in(args.span).count();
+        check_len(Self::NAME, "rows", num_rows, args.rows.len())?;
         for layer in &args.layers {
             let KvLayer {
                 kv_heads, head_dim, ..
@@ -55,7 +60,7 @@ impl Kernel for AppendKv {
             check_len(Self::NAME, "v_tail", layer.v_tail.len(), tail_len)?;
             let pool_len = layer.k_pages.len().min(layer.v_pages.len());
             let num_pages = pool_len / (row_len * KV_BLOCK);
-            for placed in args.rows.iter() {
+            for placed in args.rows.iter_in(args.span) {
                 if placed.page as usize >= num_pages {
                     return Err(KernelError::OutOfRange {
                         kernel: Self::NAME,
@@ -76,7 +81,7 @@ impl Kernel for AppendKv {
                 (layer.k_tail.host(), layer.k_pages.host_mut()),
                 (layer.v_tail.host(), layer.v_pages.host_mut()),
             ] {
-                for placed in args.rows.iter() {
+                for placed in args.rows.iter_in(args.span) {
                     let row_len = kv_heads * head_dim;
                     let row = &tail[placed.row as usize * row_len..][..row_len];
                     for (head, values) in row.chunks_exact(head_dim).enumerate() {
@@ -91,7 +96,7 @@ impl Kernel for AppendKv {
 
     fn cuda(device: &CudaDevice, args: AppendKvArgs<'_>) -> Result<(), KernelError> {
         let launcher = Launcher::of::<Self>(device);
-        let rows = args.rows.on_cuda(Self::NAME)?;
+        let rows = args.rows.on_cuda(Self::NAME, args.span)?;
         for layers in args.layers.chunks(MAX_LAYERS) {
             let mut params = AppendKvParams {
                 rows,

@@ -4,6 +4,7 @@
 //! A plain copy that changes no bit; of rows that share a lane the last stays. The recurrent layers' logs and
 //! convolution inputs are such rings.
 
+use super::kv_span::KvSpan;
 use super::launcher::Launcher;
 use super::placed_rows::PlacedRows;
 use super::{Kernel, check_len, check_size};
@@ -68,7 +69,7 @@ impl Kernel for AppendRing {
 
     fn cuda(device: &CudaDevice, args: AppendRingArgs<'_>) -> Result<(), KernelError> {
         let launcher = Launcher::of::<Self>(device);
-        let rows = args.rows.on_cuda(Self::NAME)?;
+        let rows = args.rows.on_cuda(Self::NAME, KvSpan::Whole)?;
         for rings in args.rings.chunks(MAX_RINGS) {
             let mut params = AppendRingParams {
                 rows,

@@ -3,8 +3,8 @@
 //!
 //! - **W8A16** ([`Activations::Whole`]): `w = bf16(code * scale)`, and then the bits of `bf16_matmul` on these weights,
 //!   whose panels and order of sums it uses: a block of K is decoded once and serves all rows.
-//! - **W8A8** ([`Activations::Quantised`]): each row's activations are rounded to E4M3 too, by groups of 128 columns with
-//!   a scale of their own (`max |x| / 448`). A group's codes are multiplied by one chain over ascending k from zero; the
+//! - **W8A8** ([`Activations::Quantised`]): each row's activations are rounded to BF16, as which models have them, and
+//!   then to E4M3, by groups of 128 columns with a scale of their own (`max |x| / 448`). A group's codes are multiplied by one chain over ascending k from zero; the
 //!   chains, times both scales, are added in ascending order.
 //!
 //! On a GPU W8A16 has the bits of `bf16_matmul` there. W8A8 cuts a group's chain in two, and from compute capability 8.9
@@ -36,7 +36,7 @@ pub use quantised::GROUP_COLUMNS;
 pub enum Activations {
     /// They are multiplied as they are.
     Whole,
-    /// They are rounded to E4M3 by groups of [`GROUP_COLUMNS`].
+    /// They are rounded to BF16, then to E4M3 by groups of [`GROUP_COLUMNS`].
     Quantised,
 }
 

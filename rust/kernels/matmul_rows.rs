@@ -2,7 +2,7 @@
 //!
 //! On the host that is fp32. On a GPU it is BF16: values are rounded once, to nearest even, each row is padded with zeros
 //! to whole super-tiles, and a matmul copies what it reads. It rounds fp32 rows to the same bits itself, in a launch of its
-//! own; which of the two it is given shows in no result (but where rows become E4M3: these round once or twice).
+//! own; which of the two it is given shows in no result.
 //!
 //! The memory is counted in 32-bit words and is the same on every device, so a plan need not know which it is for.
 

@@ -19,6 +19,7 @@ pub mod gdn_fold;
 pub mod gdn_recurrent;
 pub mod gdn_wy;
 pub mod greedy_argmax;
+pub mod kv_span;
 mod launcher;
 pub mod lm_head_screen;
 pub mod masked_ids;

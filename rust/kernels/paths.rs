@@ -11,6 +11,8 @@
 
 use std::ops::Range;
 
+use super::check_size;
+use super::kv_span::{KvSpan, PageTables, PerSpan};
 use super::placed_rows::PlacedRows;
 use super::tree_attention::{KV_BLOCK, KV_SPLIT};
 use crate::device::{Device, Staged};
@@ -34,7 +36,7 @@ pub struct Segment {
     pub rows: Range<usize>,
     /// Tokens already committed, or settled by the segments before; position of the first row.
     pub committed_len: usize,
-    /// Its part of the list of pages.
+    /// Its part of the lists of pages.
     pages: Range<usize>,
 }
 
@@ -69,7 +71,8 @@ pub struct RowPaths {
     row_facts: Staged<u32>,
     segment_facts: Staged<u32>,
     path_rows: Staged<u32>,
-    pages: Staged<u32>,
+    /// Page tables of all segments; in either list a segment's stand at the same place.
+    pages: PerSpan<Staged<u32>>,
     /// Rows of every segment that another one follows, and its index; lists beyond are spare.
     settled: Vec<PlacedRows>,
     settled_segments: Vec<usize>,
@@ -95,7 +98,7 @@ pub(super) struct CudaPaths {
 /// Everything that launches over some rows follow from besides what lies in the lists: equal keys, equal launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LaunchKey {
-    lists: [Option<u64>; 5],
+    lists: [Option<u64>; 6],
     num_rows: usize,
     num_segments: usize,
     longest_segment: usize,
@@ -126,14 +129,15 @@ const SEGMENT_FACTS: usize = 8;
 const NUM_ROWS_FACT: usize = 3;
 
 impl RowPaths {
-    /// An empty batch whose lists hold `num_rows` rows, in as many segments, over `num_pages` pages without growing.
+    /// An empty batch whose lists hold `num_rows` rows, in as many segments, with tables of `num_entries` pages in all
+    /// without growing.
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`].
     pub fn with_capacity(
         device: &Device,
         num_rows: usize,
-        num_pages: usize,
+        num_entries: PerSpan<usize>,
     ) -> Result<Self, DeviceError> {
         let list = |len| Staged::with_capacity(device, len);
         Ok(Self {
@@ -143,7 +147,10 @@ impl RowPaths {
             row_facts: list(num_rows * ROW_FACTS)?,
             segment_facts: list(num_rows * SEGMENT_FACTS)?,
             path_rows: list(num_rows * MAX_PATH_ROWS)?,
-            pages: list(num_pages)?,
+            pages: PerSpan {
+                whole: list(num_entries.whole)?,
+                window: list(num_entries.window)?,
+            },
             settled: (0..num_settled_rows(num_rows) / MAX_PATH_ROWS)
                 .map(|_| PlacedRows::with_capacity(device, MAX_PATH_ROWS))
                 .collect::<Result<_, _>>()?,
@@ -154,17 +161,23 @@ impl RowPaths {
         })
     }
 
-    /// Forgets all rows.
-    pub fn clear(&mut self) {
-        self.segments.clear();
-        self.path_starts.clear();
-        for list in [
+    fn lists_mut(&mut self) -> [&mut Staged<u32>; 6] {
+        let [whole_pages, window_pages] = self.pages.both_mut();
+        [
             &mut self.positions,
             &mut self.row_facts,
             &mut self.segment_facts,
             &mut self.path_rows,
-            &mut self.pages,
-        ] {
+            whole_pages,
+            window_pages,
+        ]
+    }
+
+    /// Forgets all rows.
+    pub fn clear(&mut self) {
+        self.segments.clear();
+        self.path_starts.clear();
+        for list in self.lists_mut() {
             list.values_mut().clear();
         }
         self.settled_segments.clear();
@@ -178,12 +191,12 @@ impl RowPaths {
     ///
     /// # Errors
     /// [`KernelError::ParentOrder`] when a parent does not come before its child, [`KernelError::PathTooLong`] when a
-    /// path exceeds [`MAX_PATH_ROWS`].
-    pub fn push_segment(
+    /// path exceeds [`MAX_PATH_ROWS`], [`KernelError::Size`] for tables of windows in some segments only.
+    pub fn push_segment<'a>(
         &mut self,
         slot: usize,
         committed_len: usize,
-        pages: &[u32],
+        pages: impl Into<PageTables<'a>>,
         parents: &[Option<usize>],
     ) -> Result<(), KernelError> {
         let first = self.num_rows();
@@ -199,7 +212,7 @@ impl RowPaths {
             self.path_rows.values_mut().extend_from_within(before);
             self.push_row(start, row as u32, committed_len);
         }
-        let pages = self.push_pages(pages);
+        let pages = self.push_pages(pages.into())?;
         self.end_segment(slot, first, committed_len, pages);
         Ok(())
     }
@@ -208,15 +221,17 @@ impl RowPaths {
     /// take [`MAX_PATH_ROWS`] of them each. `pages` reach as far as the rows (none where no kernel looks for keys there).
     ///
     /// # Errors
-    /// [`KernelError::BufferTooShort`] when there are pages, but not up to the last row that is settled.
-    pub fn push_prompt(
+    /// [`KernelError::BufferTooShort`] when there are pages, but not up to the last row that is settled,
+    /// [`KernelError::Size`] for tables of windows in some segments only.
+    pub fn push_prompt<'a>(
         &mut self,
         slot: usize,
         committed_len: usize,
-        pages: &[u32],
+        pages: impl Into<PageTables<'a>>,
         num_rows: usize,
     ) -> Result<(), KernelError> {
-        let place = self.push_pages(pages);
+        let pages = pages.into();
+        let place = self.push_pages(pages)?;
         let mut left = num_rows;
         while left > 0 {
             let first = self.num_rows();
@@ -242,7 +257,7 @@ impl RowPaths {
         &mut self,
         slot: usize,
         first_position: usize,
-        pages: &[u32],
+        pages: PageTables<'_>,
         rows: Range<usize>,
     ) -> Result<(), KernelError> {
         let index = self.settled_segments.len();
@@ -260,12 +275,13 @@ impl RowPaths {
     /// as the path before it and its own row of the tail. [`Segment::rows`] then counts queries.
     ///
     /// # Errors
-    /// [`KernelError::PathTooLong`] when a path exceeds [`MAX_PATH_ROWS`].
+    /// [`KernelError::PathTooLong`] when a path exceeds [`MAX_PATH_ROWS`], [`KernelError::Size`] for tables of windows
+    /// in some segments only.
     pub fn push_queries<'a>(
         &mut self,
         slot: usize,
         committed_len: usize,
-        pages: &[u32],
+        pages: impl Into<PageTables<'a>>,
         queries: impl Iterator<Item = (&'a [u32], u32)>,
     ) -> Result<(), KernelError> {
         let first = self.num_rows();
@@ -275,7 +291,7 @@ impl RowPaths {
             self.path_rows.values_mut().extend_from_slice(before);
             self.push_row(start, row, committed_len);
         }
-        let pages = self.push_pages(pages);
+        let pages = self.push_pages(pages.into())?;
         self.end_segment(slot, first, committed_len, pages);
         Ok(())
     }
@@ -319,13 +335,7 @@ impl RowPaths {
     /// # Errors
     /// [`DeviceError::OutOfMemory`] when a list has to grow, [`DeviceError::Driver`].
     pub fn finish(&mut self, device: &Device) -> Result<(), DeviceError> {
-        for list in [
-            &mut self.positions,
-            &mut self.row_facts,
-            &mut self.segment_facts,
-            &mut self.path_rows,
-            &mut self.pages,
-        ] {
+        for list in self.lists_mut() {
             list.send(device)?;
         }
         for settled in &mut self.settled[..self.settled_segments.len()] {
@@ -359,10 +369,18 @@ impl RowPaths {
             .extend([start as u32, segment as u32]);
     }
 
-    fn push_pages(&mut self, pages: &[u32]) -> Range<usize> {
-        let first = self.pages.len();
-        self.pages.values_mut().extend_from_slice(pages);
-        first..self.pages.len()
+    fn push_pages(&mut self, tables: PageTables<'_>) -> Result<Range<usize>, KernelError> {
+        let first = self.pages.whole.len();
+        for span in KvSpan::ALL {
+            let list = self.pages.of_mut(span).values_mut();
+            list.extend_from_slice(tables.of(span));
+        }
+        let end = self.pages.whole.len();
+        match self.pages.window.len() {
+            0 => {}
+            num_entries => check_size("row_paths", "pages of windows", num_entries, end)?,
+        }
+        Ok(first..end)
     }
 
     fn end_segment(
@@ -460,9 +478,10 @@ impl RowPaths {
         self.path_starts[row]..end.unwrap_or(self.path_rows.len())
     }
 
-    /// The pages of a segment, one per 64 committed tokens, if it has any.
-    pub fn pages(&self, segment: &Segment) -> &[u32] {
-        &self.pages.values()[segment.pages.clone()]
+    /// The pages of a segment in layers of `span`, one per 64 committed tokens, if it has any.
+    pub fn pages(&self, segment: &Segment, span: KvSpan) -> &[u32] {
+        let list = self.pages.of(span).values();
+        list.get(segment.pages.clone()).unwrap_or_default()
     }
 
     /// At least the rows of the largest of some segments, padding included: a [`row_bucket`], as launches follow from it.
@@ -497,7 +516,8 @@ impl RowPaths {
             &self.row_facts,
             &self.segment_facts,
             &self.path_rows,
-            &self.pages,
+            &self.pages.whole,
+            &self.pages.window,
         ];
         LaunchKey {
             lists: lists.map(Staged::cuda_address),
@@ -532,7 +552,24 @@ impl RowPaths {
         start_of(segments.start)..start_of(segments.end)
     }
 
-    /// The lists on the GPU, for a launcher of `kernel`.
+    /// The lists on the GPU with the page tables of `span`, for a launcher of `kernel`.
+    ///
+    /// # Errors
+    /// As for [`on_cuda`](Self::on_cuda).
+    pub(super) fn span_on_cuda(
+        &self,
+        kernel: &'static str,
+        span: KvSpan,
+    ) -> Result<CudaPaths, KernelError> {
+        let mut paths = self.on_cuda(kernel)?;
+        // Entries stand at the same places in both lists.
+        if let Some(pages) = self.pages.of(span).cuda_address() {
+            paths.pages = pages;
+        }
+        Ok(paths)
+    }
+
+    /// The lists on the GPU with the page tables of layers that keep everything, for a launcher of `kernel`.
     ///
     /// # Errors
     /// [`KernelError::WrongDevice`] when they are not there.
@@ -544,7 +581,7 @@ impl RowPaths {
                 row_facts: address(&self.row_facts)?,
                 segment_facts: address(&self.segment_facts)?,
                 path_rows: address(&self.path_rows)?,
-                pages: address(&self.pages)?,
+                pages: address(&self.pages.whole)?,
                 num_rows: self.num_rows() as u32,
                 num_segments: self.segments.len() as u32,
             })

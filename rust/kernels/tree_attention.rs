@@ -15,6 +15,7 @@ pub use launch::scratch_bytes;
 
 use std::ops::Range;
 
+use super::kv_span::KvSpan;
 use super::paths::RowPaths;
 use super::simd::{self, LANES, Lanes, Task};
 use super::{Kernel, check_len, check_size, for_each_task};
@@ -42,6 +43,8 @@ pub struct TreeAttentionArgs<'a> {
     pub v_pages: &'a Buffer<f32>,
     /// The rows of the pass, with the pages of what is committed before them.
     pub paths: &'a RowPaths,
+    /// Which of these pages.
+    pub span: KvSpan,
     /// Query heads; query head h reads kv head `h / (q_heads / kv_heads)`.
     pub q_heads: usize,
     /// Key/value heads.
@@ -81,7 +84,7 @@ impl Kernel for TreeAttention {
         let page_len = args.kv_heads * KV_BLOCK * args.head_dim;
         let num_pages = args.k_pages.len().min(args.v_pages.len()) / page_len;
         for segment in segments {
-            let table = args.paths.pages(segment);
+            let table = args.paths.pages(segment, args.span);
             let needed = segment.committed_len.div_ceil(KV_BLOCK);
             check_len(name, "pages", table.len(), needed)?;
             if let Some(&page) = table[..needed].iter().find(|&&p| p as usize >= num_pages) {
@@ -118,7 +121,7 @@ impl Kernel for TreeAttention {
                     keys: Positions {
                         pages: args.k_pages.host(),
                         tail: args.k_tail.host(),
-                        page_table: args.paths.pages(segment),
+                        page_table: args.paths.pages(segment, args.span),
                         committed_len: segment.committed_len,
                         path: args.paths.path(row),
                         kv_heads,

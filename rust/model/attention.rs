@@ -56,6 +56,7 @@ pub(super) fn forward(
             k_pages: context.caches.kv().k(kv_layer),
             v_pages: context.caches.kv().v(kv_layer),
             paths: context.paths,
+            span: context.caches.kv().span(kv_layer),
             q_heads: config.num_heads,
             kv_heads: config.num_kv_heads,
             head_dim: config.head_dim,

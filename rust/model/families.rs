@@ -338,6 +338,23 @@ fn attention(text: &Section<'_>, head_dim: usize) -> Result<AttentionConfig> {
     })
 }
 
+/// Where a config states its rotation: the level that holds the base, and the object that says how frequencies change.
+///
+/// An older file's `rope_scaling`, where it says anything, stands in the place of `rope_parameters`: transformers reads a
+/// file that holds both so. A base lies in the object or beside it.
+pub(crate) fn rope_sections<'a>(text: &Section<'a>) -> Result<(Section<'a>, Option<Section<'a>>)> {
+    let older = text.optional_section("rope_scaling")?;
+    let parameters = match older.filter(|section| section.keys().next().is_some()) {
+        Some(section) => Some(section),
+        None => text.optional_section("rope_parameters")?,
+    };
+    let base = match &parameters {
+        Some(section) if section.get("rope_theta").is_some() => section,
+        _ => text,
+    };
+    Ok((base.clone(), parameters))
+}
+
 /// The rotary embedding: `rope_theta` of `base`, the change of frequencies from `scaling`.
 pub(crate) fn rope(
     base: &Section<'_>,

@@ -392,6 +392,7 @@ impl StockPass<'_, '_> {
                 k_pages: context.caches.kv().k(kv_layer),
                 v_pages: context.caches.kv().v(kv_layer),
                 paths: context.paths,
+                span: context.caches.kv().span(kv_layer),
                 q_heads: attention.num_heads,
                 kv_heads: attention.num_kv_heads,
                 head_dim,

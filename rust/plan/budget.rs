@@ -2,7 +2,24 @@
 
 use super::footprint::Footprint;
 use crate::error::OptionError;
+use crate::kernels::kv_span::PerSpan;
 use crate::kernels::tree_attention::KV_BLOCK;
+
+/// Pages that there are numbers for.
+const MAX_PAGES: usize = u32::MAX as usize;
+
+/// Bytes that pages are taken from.
+struct Left(u64);
+
+impl Left {
+    /// As many times `num_bytes` as there are, up to `most`; how many.
+    fn take(&mut self, num_bytes: u64, most: usize) -> usize {
+        let fitting = self.0.checked_div(num_bytes);
+        let count = fitting.map_or(most, |fitting| (most as u64).min(fitting) as usize);
+        self.0 -= count as u64 * num_bytes;
+        count
+    }
+}
 
 /// A memory and the share of it that an engine may take.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,12 +36,57 @@ impl Budget {
         (self.memory_bytes as f64 * self.utilization) as u64
     }
 
-    /// Pages that fit beside `footprint`. When pages take nothing, as many as there are numbers for.
-    pub fn num_pages(&self, footprint: &Footprint) -> usize {
-        let left = self.bytes().saturating_sub(footprint.fixed_bytes());
-        match footprint.page_bytes() {
-            0 => u32::MAX as usize,
-            page_bytes => (left / page_bytes).min(u64::from(u32::MAX)) as usize,
+    /// Bytes left beside `footprint`, to take pages from.
+    fn left(&self, footprint: &Footprint) -> Left {
+        Left(self.bytes().saturating_sub(footprint.fixed_bytes()))
+    }
+
+    /// Pages that fit beside `footprint`: first those of one request of `max_model_len` tokens, then of every other slot
+    /// a window with as much context, then context alone. When pages take nothing, as many as there are numbers for.
+    pub fn pool(&self, footprint: &Footprint) -> PerSpan<usize> {
+        let page = footprint.page_bytes();
+        let both = page.whole.saturating_add(page.window);
+        let window = footprint.ring_pages.min(footprint.pages_per_sequence);
+        let mut left = self.left(footprint);
+        let first = left.take(both, window);
+        if first < window {
+            return PerSpan {
+                whole: first,
+                window: first,
+            };
+        }
+        let longer = left.take(page.whole, footprint.pages_per_sequence - window);
+        let others = left.take(both, window.saturating_mul(footprint.num_slots - 1));
+        let most = MAX_PAGES - (first + longer + others).min(MAX_PAGES);
+        PerSpan {
+            whole: first + longer + others + left.take(page.whole, most),
+            window: first + others,
+        }
+    }
+
+    /// Pages, in layers that keep everything, of the longest request that fits beside `footprint`.
+    pub fn longest_request(&self, footprint: &Footprint) -> usize {
+        let page = footprint.page_bytes();
+        let mut left = self.left(footprint);
+        let first = left.take(page.whole.saturating_add(page.window), footprint.ring_pages);
+        match first == footprint.ring_pages {
+            true => first + left.take(page.whole, MAX_PAGES - first),
+            false => first,
+        }
+    }
+
+    /// Requests of `max_model_len` tokens that `pool` serves at once; where it serves every slot, as many as fit if there
+    /// were slots enough.
+    pub fn full_requests(&self, footprint: &Footprint, pool: PerSpan<usize>) -> usize {
+        let longest = footprint.pages_of(footprint.pages_per_sequence * KV_BLOCK);
+        let by_windows = pool.window.checked_div(longest.window);
+        let served = (pool.whole / longest.whole).min(by_windows.unwrap_or(usize::MAX));
+        match served < footprint.num_slots {
+            true => served,
+            false => {
+                let request_bytes = footprint.pool_bytes(longest);
+                self.left(footprint).take(request_bytes, MAX_PAGES)
+            }
         }
     }
 
@@ -54,7 +116,7 @@ impl Budget {
     /// Changes each of which suffices alone; failing that, all of them together; failing that, none.
     fn advice(&self, footprint: &Footprint, num_tokens: usize, missing_bytes: u64) -> String {
         let mut changes = Vec::new();
-        let num_fitting = self.num_pages(footprint) * KV_BLOCK;
+        let num_fitting = self.longest_request(footprint) * KV_BLOCK;
         if num_fitting > 0 {
             changes.push(format!("lower max_model_len to {num_fitting} or less"));
         }
@@ -84,3 +146,6 @@ impl Budget {
         .to_owned()
     }
 }
+
+#[cfg(test)]
+mod tests;

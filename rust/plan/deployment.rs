@@ -12,6 +12,7 @@ use crate::device::{Backend, cuda};
 use crate::drafter::config::DrafterConfig;
 use crate::drafter::{PairFiles, pairing};
 use crate::error::{OptionError, Result};
+use crate::kernels::kv_span::PerSpan;
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::model::config::ModelConfig;
 use crate::model::weights::check_dtypes;
@@ -62,8 +63,12 @@ pub struct DeploymentPlan {
 pub struct FormatPlan {
     /// Bytes by purpose.
     pub footprint: Footprint,
-    /// Pages that fit; 0 when not even the rest does.
-    pub num_pages: usize,
+    /// Pages that fit; none when not even the rest does.
+    pub num_pages: PerSpan<usize>,
+    /// Pages of the longest request that fits, in layers that keep everything.
+    pub longest_request: usize,
+    /// Requests of `max_model_len` tokens that fit at once.
+    pub full_requests: usize,
     /// Bytes short of a request of `max_model_len` tokens; 0 when it fits.
     pub missing_bytes: u64,
 }
@@ -122,9 +127,12 @@ impl DeploymentPlan {
                 format,
                 backend,
             });
+            let num_pages = budget.pool(&footprint);
             FormatPlan {
                 footprint,
-                num_pages: budget.num_pages(&footprint),
+                num_pages,
+                longest_request: budget.longest_request(&footprint),
+                full_requests: budget.full_requests(&footprint, num_pages),
                 missing_bytes: budget.missing_bytes(&footprint, limits.max_model_len),
             }
         };
@@ -153,6 +161,7 @@ impl DeploymentPlan {
 
     /// How many times as many KV tokens fit with W12 as with BF16; `None` when none fits with BF16.
     pub fn pool_ratio(&self) -> Option<f64> {
-        (self.bf16.num_pages > 0).then(|| self.w12.num_pages as f64 / self.bf16.num_pages as f64)
+        let [bf16, w12] = [&self.bf16, &self.w12].map(|format| format.num_pages.whole);
+        (bf16 > 0).then(|| w12 as f64 / bf16 as f64)
     }
 }

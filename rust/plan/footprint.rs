@@ -8,13 +8,13 @@
 use super::Limits;
 use super::weight_bytes::{WeightBytes, stored_bytes};
 use crate::cache::gdn_state::{GdnCache, GdnSlotBytes};
-use crate::cache::pages::{KvCache, KvShape};
+use crate::cache::pages::{KvShape, pages_of};
 use crate::device::Backend;
 use crate::drafter::config::DrafterConfig;
 use crate::drafter::footprint::DrafterBytes;
 use crate::kernels::gdn_wy::GdnShape;
+use crate::kernels::kv_span::PerSpan;
 use crate::kernels::lm_head_screen::ScreenedHead;
-use crate::kernels::tree_attention::KV_BLOCK;
 use crate::model::config::{AttentionConfig, ModelConfig};
 use crate::model::decoder::{Decoder, PassBytes};
 use crate::model::head::HeadPath;
@@ -50,7 +50,7 @@ pub struct Holdings<'a> {
     pub backend: Backend,
 }
 
-/// Bytes that an engine holds from opening to closing, and the size of a page of its pool.
+/// Bytes that an engine holds from opening to closing, and the sizes of pages of its pools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
     /// The target's weights.
@@ -65,8 +65,12 @@ pub struct Footprint {
     pub pass: PassBytes,
     /// The drafter's part.
     pub drafter: DrafterBytes,
-    /// Keys and values of 64 positions in the target.
-    pub kv_page: u64,
+    /// Keys and values of 64 positions in the target's layers.
+    pub kv_page: PerSpan<u64>,
+    /// Most pages that layers with a window keep of a request.
+    pub ring_pages: usize,
+    /// Pages of a request of `max_model_len` tokens in layers that keep everything.
+    pub pages_per_sequence: usize,
     /// Reserve for kernels.
     pub gpu_runtime: u64,
 }
@@ -82,7 +86,8 @@ impl Footprint {
         } = *holdings;
         let num_slots = limits.max_num_seqs;
         let num_taps = drafter.map_or(0, DrafterConfig::num_taps);
-        let kv_shapes: Vec<_> = config.attention_layers().map(kv_shape).collect();
+        let layout = limits.kv_layout(config);
+        let kv_page = layout.page_bytes(ACTIVATION_BYTES);
         Self {
             weights: match limits.kernels {
                 KernelSet::Lossless => WeightBytes::of(
@@ -119,7 +124,12 @@ impl Footprint {
                     stored_bytes(holdings.drafter_headers, name, [rows, columns], backend)
                 })
             }),
-            kv_page: KvCache::page_bytes_of(&kv_shapes, ACTIVATION_BYTES) as u64,
+            kv_page: PerSpan {
+                whole: kv_page.whole as u64,
+                window: kv_page.window as u64,
+            },
+            ring_pages: layout.ring_pages(),
+            pages_per_sequence: limits.pages_per_sequence(),
             gpu_runtime: match holdings.backend {
                 Backend::Host => 0,
                 Backend::Cuda => GPU_RUNTIME_BYTES,
@@ -165,16 +175,30 @@ impl Footprint {
         (self.gdn_slot.total() + self.drafter.slot) as u64
     }
 
-    /// Bytes of 64 positions of a request: the target's page and, beside it, one of the drafter's context.
-    pub fn page_bytes(&self) -> u64 {
-        self.kv_page + self.drafter.page as u64
+    /// Bytes of a page of either pool: the target's and, beside one that keeps everything, one of the drafter's context.
+    pub fn page_bytes(&self) -> PerSpan<u64> {
+        PerSpan {
+            whole: self.kv_page.whole + self.drafter.page as u64,
+            window: self.kv_page.window,
+        }
+    }
+
+    /// Pages of a request of `num_tokens`.
+    pub fn pages_of(&self, num_tokens: usize) -> PerSpan<usize> {
+        pages_of(num_tokens, self.ring_pages)
+    }
+
+    /// Bytes of some pages.
+    pub fn pool_bytes(&self, num_pages: PerSpan<usize>) -> u64 {
+        let page = self.page_bytes();
+        let whole = page.whole.saturating_mul(num_pages.whole as u64);
+        whole.saturating_add(page.window.saturating_mul(num_pages.window as u64))
     }
 
     /// Bytes when a request of `num_tokens` runs.
     pub fn bytes_with(&self, num_tokens: usize) -> u64 {
-        let num_pages = num_tokens.div_ceil(KV_BLOCK) as u64;
-        self.fixed_bytes()
-            .saturating_add(num_pages.saturating_mul(self.page_bytes()))
+        let pool_bytes = self.pool_bytes(self.pages_of(num_tokens));
+        self.fixed_bytes().saturating_add(pool_bytes)
     }
 }
 

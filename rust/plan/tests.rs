@@ -19,7 +19,7 @@ use crate::weights::raw_safetensors::demo_target;
 
 const GIB: u64 = 1 << 30;
 
-fn published(name: &str) -> PathBuf {
+pub(crate) fn published(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/fixtures/configs")
         .join(name)
@@ -129,7 +129,8 @@ fn sequence_memory_is_that_worked_out_by_hand() {
             })
         };
         let (cuda, host) = (footprint(Backend::Cuda), footprint(Backend::Host));
-        assert_eq!(cuda.kv_page, 64 * kv_per_token, "{name}");
+        let kv_page = PerSpan::whole_only(64 * kv_per_token);
+        assert_eq!(cuda.kv_page, kv_page, "{name}");
         assert_eq!(host.kv_page, cuda.kv_page);
         assert_eq!(cuda.gdn_slot.states, (3 * state_mib) << 20);
         assert_eq!(host.gdn_slot, cuda.gdn_slot);
@@ -282,7 +283,8 @@ fn a_drafter_is_planned_from_its_config() {
         "{}",
         bytes.slot
     );
-    assert_eq!(plan.bf16.footprint.page_bytes(), 64 * 131_072);
+    let page = plan.bf16.footprint.page_bytes();
+    assert_eq!(page, PerSpan::whole_only(64 * 131_072));
     assert_eq!(plan.limits.speculation.trees[0].tree_nodes, 32);
     let demo = demo_target();
     let other = Setting {
@@ -494,8 +496,9 @@ proptest! {
         utilization in 0.01_f64..=1.0,
         max_num_seqs in 1_usize..40,
         max_model_len in 2_usize..131_072,
+        name in proptest::sample::select(vec!["llama-3.1-8b", "gemma-4-12b", "muse-glimmer-30b"]),
     ) {
-        let config = config_of("llama-3.1-8b");
+        let config = config_of(name);
         let options = EngineOptions { max_model_len: Some(max_model_len), ..options(max_num_seqs) };
         let limits = Limits::resolve(&options, &config, None, Backend::Cuda).unwrap();
         let footprint = Footprint::of(&Holdings {
@@ -508,17 +511,20 @@ proptest! {
             backend: Backend::Cuda,
         });
         let budget = Budget { memory_bytes, utilization };
-        let held = |num_pages: usize| footprint.fixed_bytes() + num_pages as u64 * footprint.page_bytes();
+        let held = |num_pages| footprint.fixed_bytes() + footprint.pool_bytes(num_pages);
+        let longest = footprint.pages_of(max_model_len);
         match EnginePlan::resolve(limits.clone(), footprint, Some(budget)) {
             Ok(plan) => {
                 prop_assert!(held(plan.num_kv_pages) <= budget.bytes());
                 prop_assert!(budget.bytes() <= memory_bytes);
-                prop_assert!(plan.num_kv_pages * KV_BLOCK >= max_model_len);
-                prop_assert!(plan.num_kv_pages <= limits.pages_per_sequence() * max_num_seqs);
+                for span in KvSpan::ALL {
+                    let (pages, longest) = (plan.num_kv_pages.of(span), longest.of(span));
+                    prop_assert!((*longest..=longest * max_num_seqs).contains(pages));
+                }
             }
             Err(OptionError::Memory { needed_bytes, budget_bytes, .. }) => {
                 prop_assert!(needed_bytes > budget_bytes);
-                prop_assert_eq!(needed_bytes, held(limits.pages_per_sequence()));
+                prop_assert_eq!(needed_bytes, held(longest));
             }
             Err(other) => prop_assert!(false, "{}", other),
         }

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::device::cuda::{
-    Arch, CubinCache, KERNEL_SOURCES, compiler_version, gpu_facts, num_devices,
+    Arch, CodeCache, CodeForm, KERNEL_SOURCES, compiler_version, gpu_facts, num_devices,
 };
 use crate::error::Error;
 
@@ -54,9 +54,10 @@ pub(super) fn compile_kernels<'py>(
         .iter()
         .map(|name| Arch::from_name(name).map_err(|e| Error::from(e).into()))
         .collect::<PyResult<_>>()?;
+    let form = CodeForm::from_env().map_err(Error::from)?;
     let cache = match cache_dir {
-        Some(folder) => CubinCache::in_folder(&folder),
-        None => CubinCache::in_user_folder(),
+        Some(folder) => CodeCache::in_folder(&folder, form),
+        None => CodeCache::in_user_folder(form),
     };
     let mut results = Vec::new();
     for arch in arches {
@@ -73,7 +74,7 @@ pub(super) fn compile_kernels<'py>(
             result.set_item("arch", arch.name())?;
             result.set_item("is_hot", source.is_hot)?;
             result.set_item("was_cached", compiled.was_cached)?;
-            result.set_item("num_bytes", compiled.cubin.len())?;
+            result.set_item("num_bytes", compiled.code.len())?;
             result.set_item("log", compiled.log)?;
             results.push(result);
         }

@@ -13,6 +13,7 @@ use crate::device::Device;
 use crate::drafter::config::DrafterConfig;
 use crate::engine::{self, Record};
 use crate::error::{DeviceError, InternalError, Result};
+use crate::kernels::kv_span::PerSpan;
 use crate::model::ModelConfig;
 use crate::options::speculation::{SpeculationPlan, TreePlan, VerifyCosts};
 use crate::options::{EngineOptions, KernelSet, PromptLookup};
@@ -347,7 +348,7 @@ struct Description {
     method: Option<&'static str>,
     drafter: Option<String>,
     plan: crate::plan::EnginePlan,
-    num_free_kv_pages: usize,
+    num_free_kv_pages: PerSpan<usize>,
 }
 
 impl Description {
@@ -390,9 +391,13 @@ impl Description {
         dict.set_item("max_model_len", self.plan.limits.max_model_len)?;
         dict.set_item("max_num_seqs", self.plan.limits.max_num_seqs)?;
         dict.set_item("max_step_rows", self.plan.limits.max_step_rows)?;
-        dict.set_item("num_kv_pages", self.plan.num_kv_pages)?;
-        dict.set_item("num_free_kv_pages", self.num_free_kv_pages)?;
-        dict.set_item("kv_page_bytes", self.plan.footprint.kv_page)?;
+        let (pages, free) = (self.plan.num_kv_pages, self.num_free_kv_pages);
+        dict.set_item("num_kv_pages", pages.whole)?;
+        dict.set_item("num_free_kv_pages", free.whole)?;
+        dict.set_item("kv_page_bytes", self.plan.footprint.kv_page.whole)?;
+        dict.set_item("num_window_pages", pages.window)?;
+        dict.set_item("num_free_window_pages", free.window)?;
+        dict.set_item("window_page_bytes", self.plan.footprint.kv_page.window)?;
         dict.set_item("method", self.method)?;
         dict.set_item("drafter", self.drafter)?;
         let speculating = self.method.is_some();

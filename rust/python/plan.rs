@@ -78,10 +78,13 @@ fn deployment_dict<'py>(py: Python<'py>, plan: &DeploymentPlan) -> PyResult<Boun
     let num_windowed = config.attention_layers().filter(has_window).count();
     dict.set_item("num_windowed_layers", num_windowed)?;
     dict.set_item("page_tokens", KV_BLOCK)?;
-    dict.set_item("kv_page_bytes", footprint.kv_page)?;
+    dict.set_item("kv_page_bytes", footprint.kv_page.whole)?;
+    dict.set_item("window_page_bytes", footprint.kv_page.window)?;
+    dict.set_item("window_pages", footprint.ring_pages)?;
     dict.set_item("drafter_page_bytes", footprint.drafter.page)?;
     let block = KV_BLOCK as u64;
-    dict.set_item("kv_bytes_per_token", footprint.kv_page / block)?;
+    dict.set_item("kv_bytes_per_token", footprint.kv_page.whole / block)?;
+    dict.set_item("window_bytes_per_token", footprint.kv_page.window / block)?;
     dict.set_item(
         "drafter_bytes_per_token",
         footprint.drafter.page as u64 / block,
@@ -128,16 +131,14 @@ fn format_dict<'py>(
     dict.set_item("num_fp8_matrices", footprint.weights.num_fp8_matrices)?;
     let is_estimate = footprint.weights.basis == SizeBasis::Estimate;
     dict.set_item("is_estimate", is_estimate)?;
-    dict.set_item("pool_pages", format.num_pages)?;
-    dict.set_item("pool_tokens", format.num_pages * KV_BLOCK)?;
+    dict.set_item("pool_pages", format.num_pages.whole)?;
+    dict.set_item("pool_window_pages", format.num_pages.window)?;
+    dict.set_item("pool_tokens", format.num_pages.whole * KV_BLOCK)?;
     let longest = plan.config.max_position_embeddings;
-    dict.set_item("largest_context", longest.min(format.num_pages * KV_BLOCK))?;
-    dict.set_item(
-        "pool_bytes",
-        format.num_pages as u64 * footprint.page_bytes(),
-    )?;
-    let pages_per_sequence = plan.limits.pages_per_sequence();
-    dict.set_item("full_requests", format.num_pages / pages_per_sequence)?;
+    let fitting = format.longest_request * KV_BLOCK;
+    dict.set_item("largest_context", longest.min(fitting))?;
+    dict.set_item("pool_bytes", footprint.pool_bytes(format.num_pages))?;
+    dict.set_item("full_requests", format.full_requests)?;
     dict.set_item("missing_bytes", format.missing_bytes)?;
     Ok(dict)
 }

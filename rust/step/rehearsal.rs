@@ -2,6 +2,7 @@
 //! no step has to. What they compute goes nowhere.
 
 use crate::error::Result;
+use crate::kernels::kv_span::PageTables;
 use crate::kernels::paths::row_bucket;
 use crate::kernels::tree_attention::{KV_BLOCK, KV_SPLIT};
 use crate::kernels::w12_matmul::WeightView;
@@ -71,8 +72,15 @@ fn forward(
     } = pair;
     paths.clear();
     let pages = vec![0; committed_len.div_ceil(KV_BLOCK)];
+    let tables = PageTables {
+        whole: &pages,
+        window: match caches.kv().layout().ring_pages() {
+            0 => &[],
+            _ => &pages,
+        },
+    };
     let chain: Vec<_> = (0..num_rows).map(|row| row.checked_sub(1)).collect();
-    paths.push_segment(0, committed_len, &pages, &chain)?;
+    paths.push_segment(0, committed_len, tables, &chain)?;
     paths.finish(device)?;
     target.forward(device, view, &vec![0; num_rows], paths, caches, None)
 }

@@ -41,9 +41,11 @@ class Pool:
             [int(page) for page in rng.permutation(NUM_PAGES)],
         )
 
-    def add(self, k: np.ndarray, v: np.ndarray) -> list[int]:
-        """Writes keys and values ``[tokens, kv_heads, head_dim]``; returns their pages."""
-        pages = [self.free.pop() for _ in range(-(-len(k) // 64))]
+    def add(self, k: np.ndarray, v: np.ndarray, ring: int = NUM_PAGES) -> list[int]:
+        """Writes ``[tokens, kv_heads, head_dim]`` over and over to ``ring`` pages; returns the table."""
+        num_blocks = -(-len(k) // 64)
+        own = [self.free.pop() for _ in range(min(num_blocks, ring))]
+        pages = [own[block % ring] for block in range(num_blocks)]
         for position in range(len(k)):
             self.k[pages[position // 64], :, position % 64] = k[position]
             self.v[pages[position // 64], :, position % 64] = v[position]
@@ -80,11 +82,11 @@ class Case:
         case.out = case.run(slice(0, num_rows), requests)
         return case
 
-    def run(self, rows: slice | list[int], requests: list[Request]) -> np.ndarray:
-        """The kernel over the given rows, which are those of ``requests``."""
+    def run(self, rows: slice | list[int], requests: list[Request], ring: int = NUM_PAGES) -> np.ndarray:
+        """The kernel over the given rows, which are those of ``requests``, each in up to ``ring`` pages."""
         k, v = self.k[rows], self.v[rows]
         pool = Pool.empty(self.rng, k.shape[1], k.shape[2])
-        tables = [pool.add(request.k, request.v) for request in requests]
+        tables = [pool.add(request.k, request.v, ring) for request in requests]
         segments = [(0, request.committed_len, request.parents) for request in requests]
         pages = (pool.k, pool.v, tables)
         return kernels.tree_attention(
@@ -114,6 +116,18 @@ def test_rows_see_their_prefix_and_ancestors(shape: tuple[int, int, int], window
         rows = slice(first, first + len(request.parents))
         first = rows.stop
         np.testing.assert_array_equal(case.run(rows, [request]), case.out[rows])
+
+
+@pytest.mark.parametrize(("window", "ring"), [(1, 1), (40, 1), (65, 1), (66, 2), (300, 5), (385, 6)])
+@pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
+def test_windows_through_a_ring_of_pages(shape: tuple[int, int, int], window: int, ring: int) -> None:
+    """Pages that hold a window and no more, written over since: what is out of sight has no weight."""
+    rng = np.random.default_rng(window)
+    lengths = [(700, 33), (64, 1), (0, 9), (513, 64), (895, 20)]
+    trees = [(committed, random_parents(rng, num_rows)) for committed, num_rows in lengths]
+    case = Case.random(shape, trees, window, 5)
+    got = case.run(slice(0, len(case.q)), case.requests, ring)
+    np.testing.assert_array_equal(got.view(np.uint32), case.out.view(np.uint32))
 
 
 @pytest.mark.parametrize("committed", [0, 63, 190, 300])

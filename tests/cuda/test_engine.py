@@ -52,7 +52,7 @@ def demo(speculative_config: dict[str, Any] | None, **options: Any) -> LLM:
 
 @pytest.fixture(scope="module")
 def prompts(benchmark_prompts: Any) -> list[str]:
-    return benchmark_prompts(2)[:8]
+    return benchmark_prompts(2)
 
 
 @pytest.fixture(scope="module")

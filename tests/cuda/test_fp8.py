@@ -123,18 +123,22 @@ def test_quantised_activations_match_the_oracle_and_the_host(
     x[5, ::2] = -x[5, 1::2]
     x[7, :128] = 0
     x[8] *= 1e-4
+    # The smallest that BF16 has: their scale is far from exact.
+    x[9, :128] = np.float32(2.0**-133) * np.arange(128)
     full = kernels.fp8_matmul(x, codes, scales, block, quantised=True, device="cuda")
     weights = VALUES[codes] * spread(scales, block, codes.shape).astype(np.float64)
     rounded = quantised_rows(x)
     size = np.abs(rounded) @ np.abs(weights).T
     error = np.abs(full - rounded @ weights.T)
     host = kernels.fp8_matmul(x, codes, scales, block, quantised=True)
-    share = error[size > 0] / size[size > 0]
+    share = error[size > 1e-30] / size[size > 1e-30]
     report(
         f"fp8_w8a8 {n} x {k}: off by {share.max():.1e} of the sum of magnitudes, mostly {share.mean():.1e}"
     )
-    assert (error <= W8A8_SHARE * size).all()
-    assert (np.abs(full - host) <= W8A8_SHARE * size).all()
+    # Scales of the smallest groups lie below the numbers that fp32 has in full precision.
+    bound = W8A8_SHARE * size + np.finfo(np.float32).tiny
+    assert (error <= bound).all()
+    assert (np.abs(full - host) <= bound).all()
     for num_rows in ROW_COUNTS:
         first = (64 - num_rows) // 2
         rows = slice(first, first + num_rows)

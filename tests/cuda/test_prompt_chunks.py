@@ -14,8 +14,8 @@ from tests.conftest import DRAFTERS, FIXTURES
 from tests.prompt_chunks import check_scores
 
 DEVICE = "cuda:0"
-# With and without a recurrence, and with a window shorter than a chunk.
-MODELS = ("qwen3_5_text", "llama_rope_scaling", "gemma4_unified")
+# With and without a recurrence, in FP8, and with windows shorter than a chunk.
+MODELS = ("qwen3_5_text", "qwen3_5_fp8", "llama_rope_scaling", "gemma4_unified", "muse_glimmer")
 CHUNKS = (7, 64, 65, 200, 256)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.kernels.bfloat16 import to_bits
+from tests.kernels.bfloat16 import from_bits, to_bits
 
 Array = np.ndarray[Any, Any]
 
@@ -36,12 +36,13 @@ def round_to_e4m3(x: Array) -> Array:
 
 
 def quantised_rows(x: Array, group: int = 128) -> Array:
-    """What activations become, in float64: a scale of `max |x| / 448` for each group of columns."""
+    """What activations become, in float64: BF16, then a scale of `max |x| / 448` a group of columns."""
+    x = from_bits(to_bits(x))
     rounded = np.zeros_like(x, np.float64)
     for first in range(0, x.shape[1], group):
         part = x[:, first : first + group]
-        largest = np.abs(part).max(1, keepdims=True)
-        scale = np.where(largest > 0, largest / np.float32(448), np.float32(1))
+        scale = np.abs(part).max(1, keepdims=True) / np.float32(448)
+        scale = np.where(scale > 0, scale, np.float32(1))
         rounded[:, first : first + group] = round_to_e4m3(part / scale) * scale.astype(np.float64)
     return rounded
 

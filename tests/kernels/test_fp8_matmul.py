@@ -52,6 +52,21 @@ def test_quantised_activations_match_the_oracle(num_rows, n, k, block):
     assert np.abs(got - whole).max() > 1e-3 * np.abs(whole).max()
 
 
+def test_the_smallest_groups_keep_their_sign_or_are_zeros():
+    """What BF16 rounds to zero, and its smallest values: their scale `max |x| / 448` is far from exact."""
+    smallest = 2.0**-133
+    x, codes, scales = problem(5, 40, 300, (128, 128))
+    x[:, :GROUP] = np.float32([0, smallest / 2**16, smallest / 2, smallest, 3 * smallest])[:, None]
+    x[:, :GROUP:3] = 0
+    x[:, 1:GROUP:3] *= -1
+    got = kernels.fp8_matmul(x, codes, scales, (128, 128), quantised=True)
+    weights = VALUES[codes] * spread(scales, (128, 128), codes.shape).astype(np.float64)
+    rounded = quantised_rows(x)
+    assert (rounded[:3, :GROUP] == 0).all()
+    assert (rounded[3:, 1] < 0).all()
+    assert_close("fp8_matmul", got, rounded @ weights.T, scale=np.abs(rounded) @ np.abs(weights).T)
+
+
 @pytest.mark.parametrize("quantised", [False, True])
 def test_rows_do_not_see_each_other(quantised):
     x, codes, scales = problem(70, 200, 400, (128, 128))

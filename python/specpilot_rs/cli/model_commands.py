@@ -37,7 +37,7 @@ def plan(
     head: HeadOption = EngineOptions.head,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what an engine would hold, as BF16 and as W12, and the context that fits beside it."""
+    """Show what an engine would hold, as BF16, W12 and FP8, and the context that fits beside it."""
     from specpilot_rs.plan_report import plan_memory, render
 
     planned = plan_memory(

@@ -1,6 +1,7 @@
 //! Compiled kernels on disk.
 //!
-//! A file's name holds a key of everything its content follows from: source, headers, options, architecture, compiler.
+//! A file's name holds a key of everything its content follows from: source, headers, options, architecture, form,
+//! compiler.
 //! Files are written beside and renamed, and begin with a checksum, so that a torn or altered one is rebuilt. What a
 //! folder does not take is kept by the process: that costs a compilation in each, and nothing else.
 
@@ -13,7 +14,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use sha2::{Digest, Sha256};
 
-use super::compiler::{self, Arch, Compiled, OPTIONS};
+use super::compiler::{self, Arch, CodeForm, Compiled, OPTIONS};
 use super::source::{HEADERS, KernelSource};
 use crate::error::DeviceError;
 
@@ -21,13 +22,14 @@ const CHECKSUM_BYTES: usize = 32;
 
 /// A folder of compiled kernels, or none.
 #[derive(Clone, Debug)]
-pub struct CubinCache {
+pub struct CodeCache {
     folder: Option<PathBuf>,
+    form: CodeForm,
 }
 
-impl CubinCache {
+impl CodeCache {
     /// The user's cache: `$SPECPILOT_CACHE_DIR`, else `specpilot_rs` in `$XDG_CACHE_HOME` or `~/.cache`.
-    pub fn in_user_folder() -> Self {
+    pub fn in_user_folder(form: CodeForm) -> Self {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         let own = variable("SPECPILOT_CACHE_DIR").map(PathBuf::from);
         let shared = || {
@@ -37,17 +39,19 @@ impl CubinCache {
         };
         Self {
             folder: own.or_else(shared).map(|folder| folder.join("cubin")),
+            form,
         }
     }
 
     /// A cache in `folder`.
-    pub fn in_folder(folder: &Path) -> Self {
+    pub fn in_folder(folder: &Path, form: CodeForm) -> Self {
         Self {
             folder: Some(folder.to_owned()),
+            form,
         }
     }
 
-    /// The machine code of `source`, from disk if it is there and whole.
+    /// The code of `source`, from disk if it is there and whole.
     ///
     /// # Errors
     /// What [`compiler::compile`] says.
@@ -62,8 +66,8 @@ impl CubinCache {
             unwritten.get(file).cloned()
         });
         match kept.or_else(|| file.as_deref().and_then(read_checked)) {
-            Some(cubin) => Ok(Compiled {
-                cubin,
+            Some(code) => Ok(Compiled {
+                code,
                 log: String::new(),
                 was_cached: true,
             }),
@@ -76,12 +80,12 @@ impl CubinCache {
     /// # Errors
     /// What [`compiler::compile`] says.
     pub fn recompile(&self, source: &KernelSource, arch: Arch) -> Result<Compiled, DeviceError> {
-        let compiled = compiler::compile(source, arch)?;
+        let compiled = compiler::compile(source, arch, self.form)?;
         if let Some(file) = self.file(source, arch)? {
             let mut unwritten = unwritten().lock().unwrap_or_else(PoisonError::into_inner);
-            match write_checked(&file, &compiled.cubin) {
+            match write_checked(&file, &compiled.code) {
                 Ok(()) => unwritten.remove(&file),
-                Err(_) => unwritten.insert(file, compiled.cubin.clone()),
+                Err(_) => unwritten.insert(file, compiled.code.clone()),
             };
         }
         Ok(compiled)
@@ -107,13 +111,15 @@ impl CubinCache {
             add(option);
         }
         add(arch.name());
+        add(self.form.name());
         add(&format!("{major}.{minor}"));
         add(env!("CARGO_PKG_VERSION"));
         let mut key = String::new();
         for byte in &hash.finalize()[..12] {
             let _ = write!(key, "{byte:02x}");
         }
-        let name = format!("{}-{}-{key}.cubin", source.stem, arch.name());
+        let (stem, arch, form) = (source.stem, arch.name(), self.form.name());
+        let name = format!("{stem}-{arch}-{key}.{form}");
         Ok(Some(folder.join(name)))
     }
 }
@@ -124,22 +130,22 @@ fn unwritten() -> &'static Mutex<HashMap<PathBuf, Vec<u8>>> {
     UNWRITTEN.get_or_init(Mutex::default)
 }
 
-/// The cubin in `file`, or nothing if it is missing, cannot be read or fails its checksum.
+/// The code in `file`, or nothing if it is missing, cannot be read or fails its checksum.
 fn read_checked(file: &Path) -> Option<Vec<u8>> {
     let bytes = fs::read(file).ok()?;
-    let (checksum, cubin) = bytes.split_at_checked(CHECKSUM_BYTES)?;
-    (Sha256::digest(cubin).as_slice() == checksum).then(|| cubin.to_vec())
+    let (checksum, code) = bytes.split_at_checked(CHECKSUM_BYTES)?;
+    (Sha256::digest(code).as_slice() == checksum).then(|| code.to_vec())
 }
 
-/// Writes `cubin` so that `file` holds all of it or is left as it was.
-fn write_checked(file: &Path, cubin: &[u8]) -> io::Result<()> {
+/// Writes `code` so that `file` holds all of it or is left as it was.
+fn write_checked(file: &Path, code: &[u8]) -> io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
     let draft = file.with_extension(format!("{}.tmp", std::process::id()));
     let written = (|| {
         let mut draft = File::create(&draft)?;
-        draft.write_all(&Sha256::digest(cubin))?;
-        draft.write_all(cubin)?;
+        draft.write_all(&Sha256::digest(code))?;
+        draft.write_all(code)?;
         draft.sync_all()
     })();
     let outcome = written.and_then(|()| fs::rename(&draft, file));

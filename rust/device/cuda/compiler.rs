@@ -1,4 +1,4 @@
-//! NVRTC: device code to machine code for one architecture, with no GPU needed.
+//! NVRTC: device code to machine code or PTX for one architecture, with no GPU needed.
 
 use std::ffi::{CStr, CString};
 
@@ -60,18 +60,59 @@ impl Arch {
     }
 }
 
-/// Machine code of one source.
+/// What sources are compiled to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum CodeForm {
+    /// Machine code: loads at once, and the compiler says what it did with registers.
+    #[default]
+    Cubin,
+    /// Text that the driver compiles when it loads it: for tools that stand in for a driver or look into it.
+    Ptx,
+}
+
+impl CodeForm {
+    /// What `SPECPILOT_KERNEL_CODE` asks for, `cubin` or `ptx`; machine code where it is not set.
+    ///
+    /// # Errors
+    /// [`DeviceError::UnknownCodeForm`].
+    pub fn from_env() -> Result<Self, DeviceError> {
+        match std::env::var_os("SPECPILOT_KERNEL_CODE") {
+            Some(name) => Self::from_name(&name.to_string_lossy()),
+            None => Ok(Self::default()),
+        }
+    }
+
+    fn from_name(name: &str) -> Result<Self, DeviceError> {
+        [Self::Cubin, Self::Ptx]
+            .into_iter()
+            .find(|form| form.name() == name)
+            .ok_or_else(|| DeviceError::UnknownCodeForm {
+                got: name.to_owned(),
+            })
+    }
+
+    /// Its name, also that of its files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cubin => "cubin",
+            Self::Ptx => "ptx",
+        }
+    }
+}
+
+/// Device code of one source.
 #[derive(Clone, Debug)]
 pub struct Compiled {
-    /// A cubin.
-    pub cubin: Vec<u8>,
-    /// What the compiler said: registers, shared memory and spills of every kernel. Empty if the code was cached.
+    /// A cubin, or a text with a zero byte behind it.
+    pub code: Vec<u8>,
+    /// What the compiler said: of machine code the registers, shared memory and spills of every kernel. Empty if the
+    /// code was cached.
     pub log: String,
     /// Whether the code came from the disk.
     pub was_cached: bool,
 }
 
-/// Options besides the architecture; part of the cache's key.
+/// Options besides the architecture and the form; part of the cache's key.
 pub(super) const OPTIONS: [&str; 2] = ["--std=c++17", "--ptxas-options=-v"];
 
 /// The compiler's version.
@@ -95,7 +136,7 @@ pub fn compiler_version() -> Result<(i32, i32), DeviceError> {
 ///
 /// # Errors
 /// [`DeviceError::NoCompiler`]; [`DeviceError::Compile`] with the compiler's log.
-pub fn compile(source: &KernelSource, arch: Arch) -> Result<Compiled, DeviceError> {
+pub fn compile(source: &KernelSource, arch: Arch, form: CodeForm) -> Result<Compiled, DeviceError> {
     compiler_version()?;
     let refused = |log: String| DeviceError::Compile {
         stem: source.stem,
@@ -103,17 +144,22 @@ pub fn compile(source: &KernelSource, arch: Arch) -> Result<Compiled, DeviceErro
         log,
     };
     let program = Program::new(source).map_err(|error| refused(format!("{error:?}")))?;
-    let mut options = vec![format!("--gpu-architecture={}", arch.name())];
+    let target = match form {
+        CodeForm::Cubin => arch.name().to_owned(),
+        CodeForm::Ptx => arch.name().replace("sm_", "compute_"),
+    };
+    let mut options = vec![format!("--gpu-architecture={target}")];
     options.extend(OPTIONS.map(str::to_owned));
     // SAFETY: the program was created above and lives until the end of this function.
     let outcome = unsafe { result::compile_program(program.0, &options) };
     let log = program.log();
     outcome.map_err(|error| refused(format!("{error:?}\n{log}")))?;
-    let cubin = program
-        .cubin()
-        .map_err(|error| refused(format!("{error:?}\n{log}")))?;
+    let code = match form {
+        CodeForm::Cubin => program.cubin(),
+        CodeForm::Ptx => program.ptx(),
+    };
     Ok(Compiled {
-        cubin,
+        code: code.map_err(|error| refused(format!("{error:?}\n{log}")))?,
         log,
         was_cached: false,
     })
@@ -169,11 +215,34 @@ impl Program {
         unsafe { sys::nvrtcGetCUBIN(self.0, cubin.as_mut_ptr().cast()) }.result()?;
         Ok(cubin)
     }
+
+    fn ptx(&self) -> Result<Vec<u8>, result::NvrtcError> {
+        // SAFETY: the program is alive and compiled.
+        let text = unsafe { result::get_ptx(self.0) }?;
+        Ok(text.into_iter().map(|c| c as u8).collect())
+    }
 }
 
 impl Drop for Program {
     fn drop(&mut self) {
         // SAFETY: created in `new` and destroyed only here. Nothing is to be done about a failure.
         let _ = unsafe { result::destroy_program(self.0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_form_is_named_or_refused() {
+        for form in [CodeForm::Cubin, CodeForm::Ptx] {
+            assert_eq!(CodeForm::from_name(form.name()).unwrap(), form);
+        }
+        let error = CodeForm::from_name("sass").unwrap_err().to_string();
+        assert!(
+            error.contains("\"sass\"") && error.contains("cubin or ptx"),
+            "{error}"
+        );
     }
 }

@@ -10,12 +10,12 @@ use cudarc::driver::sys::CUfunction_attribute_enum;
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule};
 use cudarc::nvrtc::Ptx;
 
-use super::{Arch, CubinCache, KernelSource, Shape, driver};
+use super::{Arch, CodeCache, KernelSource, Shape, driver};
 use crate::error::DeviceError;
 
 /// What was loaded and asked so far.
 pub(super) struct LoadedKernels {
-    cache: CubinCache,
+    cache: CodeCache,
     modules: Mutex<HashMap<&'static str, Module>>,
     /// Dynamic shared memory allowed to a function, by its handle.
     shared_bytes: Mutex<HashMap<usize, usize>>,
@@ -29,7 +29,7 @@ struct Module {
 }
 
 impl LoadedKernels {
-    pub(super) fn new(cache: CubinCache) -> Self {
+    pub(super) fn new(cache: CodeCache) -> Self {
         Self {
             cache,
             modules: Mutex::default(),
@@ -77,14 +77,15 @@ impl LoadedKernels {
         arch: Arch,
         source: &'static KernelSource,
     ) -> Result<Arc<CudaModule>, DeviceError> {
-        let load = |cubin: Vec<u8>| context.load_module(Ptx::from_binary(cubin));
+        // The driver tells machine code from text by its first bytes.
+        let load = |code: Vec<u8>| context.load_module(Ptx::from_binary(code));
         let compiled = self.cache.get_or_compile(source, arch)?;
-        match load(compiled.cubin) {
+        match load(compiled.code) {
             Ok(module) => Ok(module),
             // A file that passed its checksum but not the driver: made elsewhere, by another compiler. Once more, fresh.
             Err(_) if compiled.was_cached => {
                 let fresh = self.cache.recompile(source, arch)?;
-                load(fresh.cubin).map_err(driver("loading a module"))
+                load(fresh.code).map_err(driver("loading a module"))
             }
             Err(error) => Err(driver("loading a module")(error)),
         }

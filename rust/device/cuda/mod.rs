@@ -25,9 +25,9 @@ use super::activity::Activity;
 use super::buffer::as_bytes_mut;
 use super::{Element, HostDevice};
 use crate::error::DeviceError;
-pub use cache::CubinCache;
+pub use cache::CodeCache;
 pub use capture::CapturedLaunches;
-pub use compiler::{Arch, Compiled, compile, compiler_version};
+pub use compiler::{Arch, CodeForm, Compiled, compile, compiler_version};
 pub(super) use copies::{HostCopies, ReadBack};
 pub use cublaslt::{CublasLt, LtOperands, LtProduct, LtShape, LtValues};
 pub use launch::{Launch, Shape};
@@ -105,7 +105,7 @@ impl CudaDevice {
             ordinal,
             host,
             arch: Arch::of_gpu(major, minor)?,
-            kernels: LoadedKernels::new(CubinCache::in_user_folder()),
+            kernels: LoadedKernels::new(CodeCache::in_user_folder(CodeForm::from_env()?)),
             cublaslt: OnceLock::new(),
             limits,
             bytes_allocated: AtomicU64::new(0),

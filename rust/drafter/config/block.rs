@@ -84,8 +84,11 @@ impl BlockConfig {
         for key in ["is_neox_style", "rope_is_neox_style"] {
             keys.at(key)?.only(key, &[json!(true)])?;
         }
-        keys.at("attention_value_scale")?
-            .only("attention_value_scale", &[json!(1), json!(1.0)])?;
+        for key in ["attention_value_scale", "logit_scale"] {
+            keys.at(key)?.only(key, &[json!(1), json!(1.0)])?;
+        }
+        keys.at("causal_head")?
+            .only("causal_head", &[json!(false)])?;
         let vocab_size = body.optional_size("vocab_size")?;
         let hidden_size = body.size("hidden_size")?;
         let block_size = keys.size("block_size")?;

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::format::Packaging;
 use super::keys::{Keys, OFFSETS};
-use crate::cache::pages::KvShape;
+use crate::cache::pages::{KvLayout, KvShape};
 use crate::error::ConfigError;
 use crate::model::config::RopeConfig;
 
@@ -135,12 +135,13 @@ impl Eagle3Config {
         self.num_kv_heads * self.head_dim
     }
 
-    /// Keys and values of its layer.
-    pub fn kv_shapes(&self) -> [KvShape; 1] {
-        [KvShape {
+    /// Keys and values of its layer, which sees everything.
+    pub fn kv_layout(&self) -> KvLayout {
+        let shape = KvShape {
             num_kv_heads: self.num_kv_heads,
             head_dim: self.head_dim,
-        }]
+        };
+        KvLayout::new([(shape, None)], 0)
     }
 
     /// Where the layer's tensors are named.

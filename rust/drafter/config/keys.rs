@@ -111,16 +111,7 @@ impl<'a> Keys<'a> {
     /// The drafter's own rotary embedding over the whole head; a partial rotary factor copied over from the target's
     /// config does not apply.
     pub(super) fn rope(&self, head_dim: usize) -> Result<RopeConfig, ConfigError> {
-        let body = &self.body;
-        let parameters = body.optional_section("rope_parameters")?;
-        let base = match &parameters {
-            Some(parameters) if parameters.get("rope_theta").is_some() => parameters,
-            _ => body,
-        };
-        let scaling = match parameters.clone() {
-            Some(parameters) => Some(parameters),
-            None => body.optional_section("rope_scaling")?,
-        };
+        let (base, scaling) = families::rope_sections(&self.body)?;
         let is_yarn = |section: &Section<'_>| {
             let name = section.get("rope_type").or(section.get("type"));
             name.and_then(Value::as_str) == Some("yarn")
@@ -128,9 +119,9 @@ impl<'a> Keys<'a> {
         match scaling {
             Some(scaling) if is_yarn(&scaling) => Ok(RopeConfig {
                 scaling: yarn(&scaling)?,
-                ..families::rope(base, None, head_dim)?
+                ..families::rope(&base, None, head_dim)?
             }),
-            scaling => families::rope(base, scaling.as_ref(), head_dim),
+            scaling => families::rope(&base, scaling.as_ref(), head_dim),
         }
     }
 

@@ -124,7 +124,6 @@ fn the_demo_drafters_are_read() {
     assert!(!eagle3.norm_before_residual && !eagle3.norm_output && !eagle3.has_embedding);
 }
 
-/// Sizes and number of tensors of a published DFlash2 drafter whose file header is known.
 #[test]
 fn beams_widen_with_the_tree() {
     let widths = |name: &str| {
@@ -135,6 +134,7 @@ fn beams_widen_with_the_tree() {
     assert_eq!(widths("eagle3"), [4, 4, 4, 6, 8]);
 }
 
+/// Sizes and number of tensors of a published DFlash2 drafter whose file header is known.
 #[test]
 fn a_published_config_gives_the_published_tensors() {
     let config = json!({
@@ -255,6 +255,8 @@ fn unusable_keys_are_refused_by_name() {
         ("dflash_config", "mask_token_id", json!(-4)),
         ("dflash_config", "target_layer_ids", json!([])),
         ("dflash_config", "draft_vocab_size", json!(4096)),
+        ("dflash_config", "causal_head", json!(true)),
+        ("", "logit_scale", json!(0.5)),
     ];
     for (level, key, value) in cases {
         let mut config = demo_json();
@@ -297,6 +299,37 @@ fn a_drafters_own_yarn_is_applied() {
     let attention_factor = 0.1 * 32_f32.ln() + 1.0;
     assert!((rope.score_factor() / attention_factor.powi(2) - 1.0).abs() < 1e-6);
     assert_eq!(read_block(&demo("dflash")).body.rope.score_factor(), 1.0);
+}
+
+/// As transformers reads files that hold both: the older key's object alone counts, its base beside it.
+#[test]
+fn a_rope_scaling_stands_in_the_place_of_rope_parameters() {
+    let mut config = demo_json();
+    config["rope_parameters"] = json!({"rope_type": "default", "rope_theta": 777.0});
+    config["rope_theta"] = json!(5e5);
+    config["rope_scaling"] = json!({
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192
+    });
+    let rope = |config: &Value| from_json(MethodKind::DFlash, config).map(|read| read.body.rope);
+    let scaled = rope(&config).unwrap();
+    assert_eq!(scaled.theta, 5e5);
+    assert!(matches!(
+        scaled.scaling,
+        RopeScaling::Llama3 { factor: 8.0, .. }
+    ));
+    config["rope_theta"] = Value::Null;
+    assert_says(
+        &rope(&config).unwrap_err().into(),
+        &["rope_theta", "missing"],
+    );
+    config["rope_scaling"]["rope_theta"] = json!(1e6);
+    assert_eq!(rope(&config).unwrap().theta, 1e6);
+    for nothing in [Value::Null, json!({})] {
+        config["rope_scaling"] = nothing;
+        let plain = rope(&config).unwrap();
+        assert_eq!((plain.theta, plain.scaling), (777.0, RopeScaling::None));
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Epilogue, PackedBf16};
 use crate::kernels::embed_rows::{EmbedRows, EmbedRowsArgs};
 use crate::kernels::gather_taps::{GatherTaps, GatherTapsArgs};
+use crate::kernels::kv_span::KvSpan;
 use crate::kernels::matmul_rows::MatmulRows;
 use crate::kernels::paths::RowPaths;
 use crate::kernels::rms_norm::{NormOutput, RmsNorm, RmsNormArgs};
@@ -321,6 +322,7 @@ impl Pass {
                 k_pages: context.pages.0,
                 v_pages: context.pages.1,
                 paths: context.paths,
+                span: KvSpan::Whole,
                 q_heads: config.num_heads,
                 kv_heads: config.num_kv_heads,
                 head_dim: config.head_dim,

@@ -9,7 +9,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::cache::gdn_state::Recurrence;
-use crate::cache::slots::SequenceCaches;
+use crate::cache::slots::{CacheSizes, SequenceCaches};
 use crate::device::Buffer;
 use crate::drafter::config::format::tests::{
     deepspec_copy, speculators_dspark_copy, speculators_eagle3_copy,
@@ -18,6 +18,7 @@ use crate::drafter::proposal::{Candidate, Proposal};
 use crate::drafter::tests::{Target, demo, open_in, sizes, target};
 use crate::drafter::{ContextRows, DraftAnchor, DraftRequest, Drafter, Standing};
 use crate::kernels::Kernel;
+use crate::kernels::kv_span::PerSpan;
 use crate::kernels::paths::RowPaths;
 use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
@@ -89,8 +90,13 @@ fn taps(layers: &[usize], token_ids: &[u32]) -> Vec<Buffer<f32>> {
     let mut decoder = Decoder::new(config.clone(), weights, layers, head, 64, device).unwrap();
     let shape = gdn_shape(config);
     let cached = layer_caches(config);
+    let cache_sizes = CacheSizes {
+        num_slots: 1,
+        num_pages: PerSpan::whole_only(NUM_PAGES),
+        settled_rows: 0,
+    };
     let mut caches =
-        SequenceCaches::new(device, &cached, Recurrence::Anchored, shape, 1, NUM_PAGES).unwrap();
+        SequenceCaches::new(device, &cached, Recurrence::Anchored, shape, cache_sizes).unwrap();
     let slot = caches.admit(token_ids.len()).unwrap();
     let mut taps = vec![Vec::new(); layers.len()];
     for (chunk_index, chunk) in token_ids.chunks(32).enumerate() {

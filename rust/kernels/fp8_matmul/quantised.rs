@@ -1,4 +1,6 @@
-//! W8A8 on the host: activations rounded to E4M3 by groups, codes multiplied, scales applied to a group's sum.
+//! W8A8 on the host: activations rounded to BF16, then to E4M3 by groups, codes multiplied, scales applied to a group's sum.
+
+use half::bf16;
 
 use crate::device::HostDevice;
 use crate::kernels::bf16_matmul::{Epilogue, Product};
@@ -22,13 +24,13 @@ impl QuantisedRows {
         let mut codes = Vec::with_capacity(x.len());
         let mut scales = Vec::new();
         for row in x.chunks_exact(in_features) {
+            let row: Vec<f32> = row.iter().map(|&x| bf16::from_f32(x).to_f32()).collect();
             for group in row.chunks(GROUP_COLUMNS) {
                 let largest = group.iter().fold(0.0, |max: f32, x| max.max(x.abs()));
-                // A group of zeros has no scale; any will do.
-                let scale = if largest > 0.0 {
-                    largest / MAX_E4M3
-                } else {
-                    1.0
+                // A group of zeros has no scale; any will do. That of the smallest BF16 numbers is above zero.
+                let scale = match largest {
+                    0.0 => 1.0,
+                    largest => largest / MAX_E4M3,
                 };
                 codes.extend(group.iter().map(|x| round_to_e4m3(x / scale)));
                 scales.push(scale);

@@ -1,6 +1,7 @@
 //! Paths, padding and waves of small batches, worked out by hand.
 
 use super::*;
+use crate::kernels::kv_span::KvSpan::{Whole, Window};
 
 #[test]
 fn paths_follow_parents_and_positions_follow_depth() {
@@ -13,14 +14,14 @@ fn paths_follow_parents_and_positions_follow_depth() {
     assert_eq!(paths.path(3), &[0, 2, 3]);
     assert_eq!(paths.path(5), &[4, 5]);
     assert_eq!(paths.segments()[1].rows, 4..6);
-    assert_eq!(paths.pages(&paths.segments()[0]), &[7, 5]);
-    assert!(paths.pages(&paths.segments()[1]).is_empty());
+    assert_eq!(paths.pages(&paths.segments()[0], Whole), &[7, 5]);
+    assert!(paths.pages(&paths.segments()[1], Whole).is_empty());
 }
 
 #[test]
 fn cleared_paths_serve_the_next_pass() {
     let device = Device::host(Some(1)).unwrap();
-    let mut paths = RowPaths::with_capacity(&device, 4, 2).unwrap();
+    let mut paths = RowPaths::with_capacity(&device, 4, PerSpan::whole_only(2)).unwrap();
     let mut refilled = RowPaths::default();
     paths
         .push_segment(3, 10, &[7, 5], &[None, Some(0)])
@@ -38,7 +39,7 @@ fn cleared_paths_serve_the_next_pass() {
         |paths: &RowPaths| paths.row_facts.values().to_vec(),
         |paths: &RowPaths| paths.segment_facts.values().to_vec(),
         |paths: &RowPaths| paths.path_rows.values().to_vec(),
-        |paths: &RowPaths| paths.pages.values().to_vec(),
+        |paths: &RowPaths| paths.pages.whole.values().to_vec(),
     ] {
         assert_eq!(lists(&paths), lists(&refilled));
     }
@@ -98,7 +99,7 @@ fn padding_follows_the_last_root_and_belongs_to_nobody() {
 #[test]
 fn long_prompts_are_segments_that_settle_wave_by_wave() {
     let device = Device::host(Some(1)).unwrap();
-    let mut paths = RowPaths::with_capacity(&device, 300, 8).unwrap();
+    let mut paths = RowPaths::with_capacity(&device, 300, PerSpan::whole_only(8)).unwrap();
     paths.push_segment(7, 9, &[3], &[None]).unwrap();
     for _ in 0..2 {
         paths.clear();
@@ -124,7 +125,7 @@ fn long_prompts_are_segments_that_settle_wave_by_wave() {
     assert!([2, 3, 5].into_iter().all(|i| paths.continues(i)));
     assert!([0, 1, 4, 6].into_iter().all(|i| !paths.continues(i)));
     for segment in &paths.segments()[1..4] {
-        assert_eq!(paths.pages(segment), [1, 8, 4, 6]);
+        assert_eq!(paths.pages(segment, Whole), [1, 8, 4, 6]);
     }
     assert_eq!((paths.position(66), paths.path(66)), (75, &[65, 66][..]));
     let placed = paths.waves().next().unwrap().settled.unwrap().rows;
@@ -144,6 +145,32 @@ fn buckets_are_few_and_never_too_small() {
     let distinct = std::collections::BTreeSet::from_iter(buckets);
     assert_eq!(distinct.len(), 11);
     assert_eq!([0, 1, 3, 4, 5].map(split_bucket), [0, 1, 4, 4, 8]);
+}
+
+#[test]
+fn both_tables_of_a_segment_stand_at_the_same_place() {
+    let tables = |whole, window| PageTables { whole, window };
+    let mut paths = RowPaths::default();
+    let first = tables(&[4, 2, 7][..], &[0, 1, 0][..]);
+    paths.push_segment(0, 130, first, &[None]).unwrap();
+    let second = tables(&[9, 3], &[5, 6]);
+    paths.push_prompt(1, 10, second, 70).unwrap();
+    let segments = paths.segments();
+    assert_eq!(paths.pages(&segments[0], Window), [0, 1, 0]);
+    for segment in &segments[1..] {
+        assert_eq!(paths.pages(segment, Whole), [9, 3]);
+        assert_eq!(paths.pages(segment, Window), [5, 6]);
+    }
+    let settled = paths.waves().next().unwrap().settled.unwrap().rows;
+    let pages_at_64 = [Whole, Window].map(|span| settled.iter_in(span).nth(54).unwrap().page);
+    assert_eq!(pages_at_64, [3, 6]);
+    // Elsewhere kernels would look in another segment's pages.
+    for odd in [tables(&[1], &[]), tables(&[1, 2], &[3])] {
+        let refused = paths.push_segment(2, 0, odd, &[None]);
+        assert!(matches!(refused, Err(KernelError::Size { .. })));
+        paths.clear();
+        paths.push_segment(0, 130, first, &[None]).unwrap();
+    }
 }
 
 #[test]

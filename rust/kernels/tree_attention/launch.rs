@@ -139,7 +139,7 @@ pub(super) fn run(device: &CudaDevice, args: &TreeAttentionArgs<'_>) -> Result<(
     let partials = launcher.scratch(launch_rows * row_bytes)?;
     let softmaxes = partials + (launch_rows * row_partials * head_dim * size_of::<f32>()) as u64;
     let mut params = TreeAttentionParams {
-        paths: paths.on_cuda(name)?,
+        paths: paths.span_on_cuda(name, args.span)?,
         q: launcher.buffer("q", args.q)?,
         k_tail: launcher.buffer("k_tail", args.k_tail)?,
         v_tail: launcher.buffer("v_tail", args.v_tail)?,

@@ -1,10 +1,12 @@
-//! One token path as single tokens, chunks and branches of trees: equal bits, and close to a naive f64 softmax.
+//! One token path as single tokens, chunks and branches of trees, behind whole tables and rings: equal bits, and close to
+//! a naive f64 softmax.
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::cache::pages::{KvCache, KvShape, KvTail};
+use crate::cache::pages::{KvCache, KvLayout, KvShape, KvTail};
 use crate::device::Device;
+use crate::kernels::kv_span::PerSpan;
 use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::random_trees::{ChainInTree, Numbers};
 
@@ -48,27 +50,41 @@ impl Model {
         1.0 / (self.head_dim as f32).sqrt()
     }
 
-    /// Outputs of the chain's tokens, run through trees that `next` gives together with the rows to commit.
-    fn run(
-        &self,
-        num_tokens: usize,
-        mut next: impl FnMut() -> (ChainInTree, usize),
-    ) -> Vec<Vec<f32>> {
+    /// A cache that keeps `span` of what it is told, and tables of a request in it.
+    fn cache(&self, span: KvSpan, num_tokens: usize) -> (KvCache, PerSpan<Vec<u32>>) {
         let shape = KvShape {
             num_kv_heads: self.kv_heads,
             head_dim: self.head_dim,
         };
-        let mut cache = KvCache::new(&self.device, &[shape], 16).unwrap();
-        // Pages out of order, with stale numbers where nothing is committed yet.
-        let mut table = cache.allocate(12).unwrap();
-        table.reverse();
-        let (k, v) = cache.k_v_mut(0);
-        k.host_mut().fill(1e3);
-        v.host_mut().fill(f32::NAN);
+        let window = self.window.filter(|_| span == KvSpan::Window);
+        // Trees write nothing ahead of what they see.
+        let layout = KvLayout::new([(shape, window)], 0);
+        let num_pages = PerSpan {
+            whole: 16,
+            window: layout.ring_pages(),
+        };
+        let mut cache = KvCache::new(&self.device, layout, num_pages).unwrap();
+        let mut tables = PerSpan::default();
+        assert!(cache.reserve(&mut tables, num_tokens));
+        (cache, tables)
+    }
+
+    /// Outputs of the chain's tokens, run through trees that `next` gives together with the rows to commit. What a row
+    /// may not see is NaN: where nothing is committed yet, and what fell out of the window.
+    fn run(
+        &self,
+        span: KvSpan,
+        num_tokens: usize,
+        mut next: impl FnMut() -> (ChainInTree, usize),
+    ) -> Vec<Vec<f32>> {
+        let (mut cache, mut tables) = self.cache(span, num_tokens);
+        // Pages out of order.
+        tables.whole.reverse();
         let mut outputs = vec![];
         let mut part = 1 << 32;
         while outputs.len() < num_tokens {
             let len = outputs.len();
+            cache.poison_unseen(&[self.window], &[(tables.tables(), len)]);
             let (tree, num_commits) = next();
             let mut inputs: Vec<_> = (0..tree.parents.len() as u64)
                 .map(|i| self.input(part + i))
@@ -82,7 +98,9 @@ impl Model {
                 Buffer::from_slice(&values)
             });
             let mut paths = RowPaths::default();
-            paths.push_segment(0, len, &table, &tree.parents).unwrap();
+            paths
+                .push_segment(0, len, tables.tables(), &tree.parents)
+                .unwrap();
             let mut out = Buffer::from_slice(&vec![f32::NAN; q.len()]);
             let args = TreeAttentionArgs {
                 q: &q,
@@ -91,6 +109,7 @@ impl Model {
                 k_pages: cache.k(0),
                 v_pages: cache.v(0),
                 paths: &paths,
+                span,
                 q_heads: self.q_heads,
                 kv_heads: self.kv_heads,
                 head_dim: self.head_dim,
@@ -107,7 +126,7 @@ impl Model {
             );
             let mut placed = PlacedRows::default();
             let taken = rows.iter().map(|&row| row as u32);
-            placed.push(0, len, &table, taken).unwrap();
+            placed.push(0, len, tables.tables(), taken).unwrap();
             let tail = KvTail {
                 layer: 0,
                 k: &k,
@@ -118,8 +137,16 @@ impl Model {
         outputs
     }
 
+    /// What the layer may keep.
+    fn spans(&self) -> &'static [KvSpan] {
+        match self.window {
+            Some(_) => &KvSpan::ALL,
+            None => &KvSpan::ALL[..1],
+        }
+    }
+
     fn token_by_token(&self, num_tokens: usize) -> Vec<Vec<f32>> {
-        self.run(num_tokens, || (ChainInTree::chain(1), 1))
+        self.run(KvSpan::Whole, num_tokens, || (ChainInTree::chain(1), 1))
     }
 
     fn oracle(&self, num_tokens: usize) -> Vec<Vec<f64>> {
@@ -171,13 +198,12 @@ fn chunks_agree_with_single_tokens_to_the_bit() {
     for (head_dim, window) in [(128, None), (24, Some(100)), (64, Some(256)), (40, Some(1))] {
         let model = Model::new(21, head_dim, window);
         let reference = model.token_by_token(600);
-        for len in [3, 63, 64] {
-            let run = model.run(600, || (ChainInTree::chain(len), len));
-            assert_same(
-                &run,
-                &reference,
-                &format!("window {window:?}, chunks of {len}"),
-            );
+        for span in model.spans() {
+            for len in [1, 3, 63, 64] {
+                let run = model.run(*span, 600, || (ChainInTree::chain(len), len));
+                let what = format!("window {window:?}, {span:?}, chunks of {len}");
+                assert_same(&run, &reference, &what);
+            }
         }
     }
 }
@@ -193,13 +219,15 @@ proptest! {
         let model = Model::new(seed, 32, window);
         let reference = model.token_by_token(560);
         let mut numbers = Numbers::new(seed, 1 << 40);
-        let run = model.run(560, || {
-            let chain_len = 1 + numbers.below(40);
-            let num_others = numbers.below(40);
-            let tree = ChainInTree::random(&mut numbers, chain_len, num_others);
-            (tree, 1 + numbers.below(chain_len))
-        });
-        assert_same(&run, &reference, "random trees");
+        for span in model.spans() {
+            let run = model.run(*span, 560, || {
+                let chain_len = 1 + numbers.below(40);
+                let num_others = numbers.below(40);
+                let tree = ChainInTree::random(&mut numbers, chain_len, num_others);
+                (tree, 1 + numbers.below(chain_len))
+            });
+            assert_same(&run, &reference, &format!("random trees, {span:?}"));
+        }
     }
 }
 
@@ -207,7 +235,8 @@ proptest! {
 fn results_are_close_to_a_naive_softmax() {
     for (head_dim, window) in [(128, None), (24, Some(70)), (7, Some(1)), (80, Some(300))] {
         let model = Model::new(22, head_dim, window);
-        let run = model.run(530, || (ChainInTree::chain(50), 50));
+        let span = model.spans().last().copied().unwrap();
+        let run = model.run(span, 530, || (ChainInTree::chain(50), 50));
         let mut worst = 0.0_f64;
         for (got, want) in run.iter().zip(model.oracle(530)) {
             for (&got, want) in got.iter().zip(want) {
@@ -236,6 +265,7 @@ fn pages_that_are_missing_or_foreign_are_refused() {
                 k_pages: &pages,
                 v_pages: &pages,
                 paths: &paths,
+                span: KvSpan::Whole,
                 q_heads: 6,
                 kv_heads: 2,
                 head_dim: 16,

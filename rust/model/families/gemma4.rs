@@ -158,6 +158,7 @@ fn layer(
 /// The rotation of one kind of layer. "Proportional" spreads its frequencies over the whole head and leaves the slowest
 /// pairs as they are.
 fn rotation(text: &Section<'_>, kind: &str, head_dim: usize) -> Result<RopeConfig> {
+    text.only("rope_scaling", &[json!({})])?;
     let parameters = text.section("rope_parameters")?.section(kind)?;
     match parameters.get("rope_type").and_then(Value::as_str) {
         Some("default") => {

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{Result, Traits, attention, num_layers, rope};
+use super::{Result, Traits, attention, num_layers, rope, rope_sections};
 use crate::model::config::{AttentionConfig, LayerConfig};
 use crate::model::config_file::Section;
 
@@ -21,14 +21,8 @@ pub(super) fn traits(text: &Section<'_>) -> Result<Traits> {
     };
     let attention = attention(text, head_dim)?;
     // Newer files hold everything in one object; older ones keep the base apart from the scaling, which may be null.
-    let rope = match text.optional_section("rope_parameters")? {
-        Some(parameters) => rope(&parameters, Some(&parameters), head_dim)?,
-        None => rope(
-            text,
-            text.optional_section("rope_scaling")?.as_ref(),
-            head_dim,
-        )?,
-    };
+    let (base, scaling) = rope_sections(text)?;
+    let rope = rope(&base, scaling.as_ref(), head_dim)?;
     let layer = LayerConfig::Attention(AttentionConfig {
         rope: Some(rope),
         ..attention

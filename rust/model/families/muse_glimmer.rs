@@ -13,6 +13,7 @@ const SLIDING: &str = "sliding_attention";
 
 pub(super) fn traits(text: &Section<'_>) -> Result<Traits> {
     text.only("hidden_activation", &[json!("silu")])?;
+    text.only("rope_scaling", &[json!({})])?;
     let types = layer_types(text, [SLIDING, "full_attention"])?
         .ok_or_else(|| text.missing("layer_types", "an array with one name per layer"))?;
     let thetas = layer_thetas(text, types.len())?;

@@ -8,6 +8,7 @@ use crate::model::config_file::Section;
 
 pub(super) fn traits(text: &Section<'_>) -> Result<Traits> {
     text.only("hidden_act", &[json!("silu")])?;
+    text.only("rope_scaling", &[json!({})])?;
     text.only("output_gate_type", &[json!("swish"), json!("silu")])?;
     let is_attention = attention_layers(text)?;
     let attention = attention(text, text.size("head_dim")?)?;

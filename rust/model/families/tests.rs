@@ -227,7 +227,7 @@ type Refused = (fn() -> Value, &'static str, Option<Value>, &'static str);
 #[test]
 fn parts_that_are_not_supported_are_refused() {
     let (gemma, muse) = (gemma_4_12b, muse_glimmer_30b);
-    let cases: [Refused; 16] = [
+    let cases: [Refused; 18] = [
         (
             gemma,
             "hidden_size_per_layer_input",
@@ -290,6 +290,18 @@ fn parts_that_are_not_supported_are_refused() {
             Some(json!({"sliding_attention": {"rope_type": "linear"}})),
             "rope_parameters.sliding_attention.rope_type` should be \"default\" or \"proportional\"",
         ),
+        (
+            gemma,
+            "rope_scaling",
+            Some(json!({"rope_type": "yarn", "factor": 4.0})),
+            "should be {}, got",
+        ),
+        (
+            muse,
+            "rope_scaling",
+            Some(json!({"rope_type": "yarn", "factor": 4.0})),
+            "should be {}, got",
+        ),
         (muse, "post_norm_eps", None, "is missing"),
         (muse, "qk_scale_factor", None, "is missing"),
         (
@@ -307,6 +319,23 @@ fn parts_that_are_not_supported_are_refused() {
             "{key}: {message}"
         );
     }
+}
+
+/// As transformers reads files that hold both.
+#[test]
+fn a_rope_scaling_stands_in_the_place_of_rope_parameters() {
+    let dir = copy(&family("llama_rope_scaling"));
+    let old = read_config(dir.path()).unwrap();
+    edit_json(dir.path(), "config.json", |config| {
+        config["rope_parameters"] = json!({"rope_type": "default", "rope_theta": 777.0});
+    });
+    assert_eq!(read_config(dir.path()).unwrap(), old);
+    edit_json(dir.path(), "config.json", |config| {
+        config["rope_scaling"] = json!({})
+    });
+    let new = read_config(dir.path()).unwrap();
+    let rope = attention_of(&new, 0).rope.as_ref().unwrap();
+    assert_eq!((rope.theta, &rope.scaling), (777.0, &RopeScaling::None));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 
 use super::{array, array_on, device_named, placed_rows, run};
 use crate::kernels::append_kv::{AppendKv, AppendKvArgs, KvLayer};
+use crate::kernels::kv_span::KvSpan;
 
 /// Key pages, value pages.
 type Pages<'py> = (Bound<'py, PyArray4<f32>>, Bound<'py, PyArray4<f32>>);
@@ -34,6 +35,7 @@ pub(super) fn append_kv<'py>(
         &device,
         AppendKvArgs {
             rows: &placed,
+            span: KvSpan::Whole,
             layers: vec![KvLayer {
                 k_tail: &array_on(&device, &k_tail)?,
                 v_tail: &array_on(&device, &v_tail)?,

@@ -4,6 +4,7 @@ use numpy::{IntoPyArray, PyArray3, PyReadonlyArray3, PyReadonlyArray4};
 use pyo3::prelude::*;
 
 use super::{SegmentTuple, array, array_on, device_named, nan_buffer_on, row_paths, run};
+use crate::kernels::kv_span::KvSpan;
 use crate::kernels::tree_attention::{TreeAttention, TreeAttentionArgs};
 
 /// Attention of `q` `[rows, q_heads, head_dim]`; `segments` holds `(slot, committed_len, parents)` with parent -1 for
@@ -37,6 +38,7 @@ pub(super) fn tree_attention<'py>(
             k_pages: &array_on(&device, &k_pages)?,
             v_pages: &array_on(&device, &v_pages)?,
             paths: &row_paths(&device, &segments, &page_tables)?,
+            span: KvSpan::Whole,
             q_heads: shape.1,
             kv_heads: k_tail.as_array().dim().1,
             head_dim: shape.2,

@@ -1,0 +1,117 @@
+//! Pages of two kinds from one memory, handed out by hand.
+
+use super::*;
+use crate::device::Backend;
+use crate::model::config::ModelConfig;
+use crate::options::{EngineOptions, WeightFormat};
+use crate::plan::Limits;
+use crate::plan::footprint::Holdings;
+use crate::plan::tests::{options, published};
+
+/// The footprint of Gemma 4 12B on a GPU.
+fn gemma(max_model_len: usize, max_num_seqs: usize) -> Footprint {
+    let config = ModelConfig::read(&published("gemma-4-12b")).unwrap();
+    let options = EngineOptions {
+        max_model_len: Some(max_model_len),
+        ..options(max_num_seqs)
+    };
+    let limits = Limits::resolve(&options, &config, None, Backend::Cuda).unwrap();
+    Footprint::of(&Holdings {
+        config: &config,
+        headers: None,
+        drafter: None,
+        drafter_headers: None,
+        limits: &limits,
+        format: WeightFormat::Bf16,
+        backend: Backend::Cuda,
+    })
+}
+
+/// A budget that leaves `num_bytes` beside `footprint`.
+fn leaving(footprint: &Footprint, num_bytes: u64) -> Budget {
+    Budget {
+        memory_bytes: footprint.fixed_bytes() + num_bytes,
+        utilization: 1.0,
+    }
+}
+
+// Keys and values in fp32 of 64 positions: eight full layers of one head of 512, forty sliding ones of eight of 256.
+const WHOLE: u64 = 64 * 8 * 2 * 512 * 4;
+const WINDOW: u64 = 64 * 40 * 2 * 8 * 256 * 4;
+// 1,023 positions before a row.
+const RING: usize = 16;
+
+#[test]
+fn pages_go_to_one_long_request_then_to_windows_then_to_contexts() {
+    // 6,400 tokens are 100 pages.
+    let footprint = gemma(6_400, 3);
+    assert_eq!(
+        (footprint.kv_page.whole, footprint.kv_page.window),
+        (WHOLE, WINDOW)
+    );
+    assert_eq!(
+        (footprint.ring_pages, footprint.pages_per_sequence),
+        (RING, 100)
+    );
+    let ring = RING as u64;
+    for (num_bytes, whole, window) in [
+        (0, 0, 0),
+        (WHOLE + WINDOW - 1, 0, 0),
+        // As long as a request's window does not fit, context beyond it is of no use.
+        (15 * (WHOLE + WINDOW) + 20 * WHOLE, 15, 15),
+        (ring * (WHOLE + WINDOW) + 7 * WHOLE, 23, 16),
+        (ring * WINDOW + 100 * WHOLE, 100, 16),
+        (
+            ring * WINDOW + 100 * WHOLE + 5 * (WHOLE + WINDOW) + WINDOW,
+            125,
+            21,
+        ),
+        (3 * ring * WINDOW + 132 * WHOLE, 132, 48),
+        (3 * ring * WINDOW + 140 * WHOLE + WHOLE - 1, 140, 48),
+        // More than all requests use: whoever takes from the pool has the last word.
+        (3 * ring * WINDOW + 500 * WHOLE, 500, 48),
+    ] {
+        let expected = PerSpan { whole, window };
+        let pool = leaving(&footprint, num_bytes).pool(&footprint);
+        let unused = num_bytes - footprint.pool_bytes(pool);
+        assert!(window < RING || unused < WHOLE, "a page more would fit");
+        assert_eq!(pool, expected, "{num_bytes}");
+    }
+}
+
+#[test]
+fn the_longest_request_pays_for_its_window_once() {
+    let ring = RING as u64;
+    let footprint = gemma(6_400, 3);
+    for (num_bytes, pages) in [
+        (0, 0),
+        (3 * (WHOLE + WINDOW) + 5 * WHOLE, 3),
+        (ring * (WHOLE + WINDOW), 16),
+        (ring * WINDOW + 4096 * WHOLE, 4096),
+    ] {
+        let budget = leaving(&footprint, num_bytes);
+        assert_eq!(budget.longest_request(&footprint), pages);
+    }
+}
+
+#[test]
+fn full_requests_are_those_that_pools_serve() {
+    let ring = RING as u64;
+    let one = ring * WINDOW + 100 * WHOLE;
+    let footprint = gemma(6_400, 3);
+    for (num_bytes, requests) in [
+        (one - 1, 0),
+        (one, 1),
+        (2 * one, 1),
+        (3 * one, 3),
+        (10 * one, 10),
+    ] {
+        let budget = leaving(&footprint, num_bytes);
+        let pool = budget.pool(&footprint);
+        assert_eq!(
+            budget.full_requests(&footprint, pool),
+            requests,
+            "{num_bytes}"
+        );
+    }
+}
