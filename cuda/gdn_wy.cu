@@ -39,6 +39,7 @@ __device__ __forceinline__ void run(const GdnWyParams& p) {
                 block.expect(Exchange::PRODUCTS, products_bytes);
                 block.expect(Exchange::SQUARES, block.count * p.heads_per_key * p.value_dim / WARP_VALUES * sizeof(float));
             }
+            if (!IS_SINGLE && chunk > 0) block.tell_passed();
         }
         const auto gate = values.load_gate(threadIdx.x);
         keys.begin();

@@ -27,6 +27,7 @@ constexpr u32 STATE_RING = 3;
 constexpr u32 MAX_SEGMENT_ROWS = 64;
 constexpr u32 MAX_TAPS = 4;
 constexpr u32 MAX_PLANES = 4;
+constexpr u32 MAX_SLICES = 8;      // blocks of a key head, a cluster
 constexpr u32 STRETCH = FOLD_INTERVAL;
 constexpr u32 STRETCH_STEPS = STRETCH / 16;
 constexpr u32 KEY_STEP = 16;       // columns of a fragment
@@ -49,7 +50,7 @@ struct SharedLayout {
     u32 weighed;  // products with the two whole stretches times decays, as operand A: [planes][tiles][4][2][32][4]
     u32 own;      // those with the own stretch, by position in it: [planes][32][nodes + 1][2]
     u32 updates;  // d of the segment's rows: [rows][UPDATE_ROW]
-    u32 squares;  // of o, by parity of the chunk, node and warp of the key head: [1 or 2][nodes][num_slices * lanes / 8 + 1]
+    u32 squares;  // of o, by node and warp of the key head: [nodes][num_slices * lanes / 8 + 1]
 };
 
 struct GdnWyParams {
@@ -107,10 +108,12 @@ struct Rows {
     float log_decay[MAX_PLANES][MAX_LOG_ENTRIES];
     float from_state[MAX_PLANES][MAX_SEGMENT_ROWS];    // e0
     u64 arrivals[3][2];                                // barriers of what blocks send each other: Exchange, parity of the chunk
+    float passed[MAX_SLICES];                          // what comes with word of it: Block::tell_passed; nobody reads it
 };
 
 // What blocks of a key head send each other, chunk by chunk. A block sends those of the next chunk only when it has all
-// of this one, so two barriers in turn suffice.
+// of this one, so two barriers in turn suffice. It writes over another's squares only when that one has read them: with
+// its products, which may be none, each block says so.
 enum class Exchange { KEYS, PRODUCTS, SQUARES };
 
 template <u32 TILES>
@@ -170,6 +173,12 @@ struct Block {
 
     // Waits until all of it is there.
     __device__ __forceinline__ void wait_for(Exchange exchange) const { barrier_wait(barrier_of(exchange), chunk / 2 % 2); }
+
+    // Tells all blocks of the key head that this one has read all of the chunk before. Called by a whole warp.
+    __device__ __forceinline__ void tell_passed() const {
+        const u32 rank = min(lane(), p.num_slices - 1), place = shared_address(&rows.passed[slice]);
+        store_in_block(address_in_block(place, rank), 0.0f, address_in_block(barrier_of(Exchange::PRODUCTS), rank), lane() < p.num_slices);
+    }
 
     __device__ __forceinline__ void init_barriers() const {
         if (threadIdx.x == 0) {

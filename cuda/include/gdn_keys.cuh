@@ -139,11 +139,11 @@ struct KeyProducts {
         }
     }
 
-    // Bytes that the block will be sent for this chunk. Called by a whole warp.
+    // Bytes that the block will be sent for this chunk, and with word of what others have read. Called by a whole warp.
     __device__ __forceinline__ u32 num_bytes() const {
         u32 entries = 0;
         for (u32 node = block.lane(); node < block.count; node += WARP_LANES) entries += log_tiles * 8 + block.rows.depth[block.first + node] + 1;
-        return __reduce_add_sync(0xFFFFFFFF, entries) * sizeof(float2);
+        return __reduce_add_sync(0xFFFFFFFF, entries) * sizeof(float2) + (block.chunk > 0 ? shares * sizeof(float) : 0);
     }
 
     // Where the key that `lane` / 4 stands for lies, from column 4c on, and how far apart its steps are. Where there is no

@@ -197,16 +197,11 @@ struct Values : Lanes<TILES> {
 
     __device__ u32 squares_row() const { return p.num_slices * p.lanes / WARP_VALUES + 1; }
     __device__ u32 own_group() const { return (first_lane + own_lane) / WARP_VALUES; }
-    // Where squares of the thread's first node lie. A block that gives the next chunk neither keys nor products may still
-    // read this one's squares when those of the next arrive, so chunks take turns between two places.
-    __device__ float* squares_of_group() const {
-        return block.memory + p.shared.squares + (block.chunk % 2 * Block<TILES>::NODES + group()) * squares_row();
-    }
 
     // Gives the squares of the own lanes to all blocks of the key head: each thread of a node to every fourth.
     __device__ __forceinline__ void share_squares() const {
         if (!works) return;
-        const u32 base = shared_address(squares_of_group() + own_group());
+        const u32 base = shared_address(block.memory + p.shared.squares + group() * squares_row() + own_group());
         const u32 barrier = block.barrier_of(Exchange::SQUARES);
         float squares[TILES];
 #pragma unroll
@@ -227,7 +222,7 @@ struct Values : Lanes<TILES> {
     __device__ __forceinline__ void store_outputs() const {
         const u32 num_squares = p.value_dim / WARP_VALUES, first = own_group() - column / WARP_VALUES;
         const float2 weight = *reinterpret_cast<const float2*>(p.norm_weight + column);
-        const float* squares = squares_of_group() + first;
+        const float* squares = block.memory + p.shared.squares + group() * squares_row() + first;
         float sums[TILES] = {};
 #pragma unroll 4
         for (u32 i = block.lane() % 4; i < num_squares; i += 4) {

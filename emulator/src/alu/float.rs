@@ -42,6 +42,7 @@ pub fn lookup(opcode: &str) -> Option<Alu> {
         "setp.le.f32" => alu!(|a: f32, b: f32| -> bool { a <= b }),
         "setp.gt.f32" => alu!(|a: f32, b: f32| -> bool { a > b }),
         "setp.ge.f32" => alu!(|a: f32, b: f32| -> bool { a >= b }),
+        "setp.equ.f32" => alu!(|a: f32, b: f32| -> bool { a == b || a.is_nan() || b.is_nan() }),
         "setp.neu.f32" => alu!(|a: f32, b: f32| -> bool { a != b }),
         "setp.ltu.f32" => alu!(|a: f32, b: f32| -> bool { a < b || a.is_nan() || b.is_nan() }),
         "setp.leu.f32" => alu!(|a: f32, b: f32| -> bool { a <= b || a.is_nan() || b.is_nan() }),

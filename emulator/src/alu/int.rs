@@ -115,6 +115,7 @@ pub fn lookup(opcode: &str) -> Option<Alu> {
         "clz.b32" => alu!(|a: u32| -> u32 { a.leading_zeros() }),
         "brev.b32" => alu!(|a: u32| -> u32 { a.reverse_bits() }),
         "mov.pred" => alu!(|a: bool| -> bool { a }),
+        "add.s16" | "add.u16" => alu!(|a: u16, b: u16| -> u16 { a.wrapping_add(b) }),
         "mov.b16" | "mov.u16" | "mov.s16" => alu!(|a: u16| -> u16 { a }),
         "mov.b32" | "mov.u32" | "mov.s32" | "mov.f32" => alu!(|a: u32| -> u32 { a }),
         "mov.b64" | "mov.u64" | "mov.s64" | "mov.f64" => alu!(|a: u64| -> u64 { a }),

@@ -245,7 +245,7 @@ fn causality_and_windows_follow_the_order_of_precedence() {
 
 #[test]
 fn unusable_keys_are_refused_by_name() {
-    let cases: [(&str, &str, Value); 9] = [
+    let cases: [(&str, &str, Value); 11] = [
         ("", "num_key_value_heads", json!(3)),
         ("", "head_dim", json!(63)),
         ("", "attention_bias", json!(true)),

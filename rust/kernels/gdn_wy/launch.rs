@@ -178,15 +178,13 @@ impl Split {
         };
         let nodes = tiles * TILE_ROWS;
         let pairs = nodes + 1;
-        // Squares of one chunk are still read when those of the next arrive.
-        let square_turns = self.max_rows.div_ceil(nodes).min(2);
         let mut layout = SharedLayout {
             states: take(num_states * KEY_LEN * STATE_ROW),
             log_d: take(MAX_ENTRIES * LOG_ROW),
             keys: take(nodes * 2 * KEY_LEN),
             products: take(self.max_entries() * pairs * 2),
             updates: take(self.max_rows * UPDATE_ROW),
-            squares: take(square_turns * nodes * (self.num_slices * self.lanes / WARP_VALUES + 1)),
+            squares: take(nodes * (self.num_slices * self.lanes / WARP_VALUES + 1)),
             weighed: take(self.num_planes * nodes * 2 * 2 * FOLD_INTERVAL),
             own: take(self.num_planes * FOLD_INTERVAL * pairs * 2),
             ..SharedLayout::default()
