@@ -84,6 +84,13 @@ PARTS = (
         ("test_prompt_chunks.py::test_chunks_of_any_size_give_the_same_bits[llama_rope_scaling]",),
         orders=("late",),
     ),
+    # Several chunks in a launch, the last of them short: where blocks wait for one another most.
+    Part(
+        "recurrence, chunks",
+        ("test_gdn.py::test_a_prompt_in_chunks_is_a_prompt_row_by_row[(1, 2, 128, 128, 4)]",),
+        orders=("first",),
+        finds_races=True,
+    ),
     of_groups(
         "attention",
         "attention",
@@ -153,7 +160,6 @@ LONG = (
     "test_engine_errors.py::test_a_gpu_that_is_not_there_is_named",
     "test_engine_errors.py::test_a_share_of_the_memory_that_is_too_small",
     "test_engine_errors.py::test_weights_that_are_no_numbers_end_the_request",
-    "test_gdn.py::test_a_prompt_in_chunks_is_a_prompt_row_by_row",
     "test_planted.py::test_speculation_changes_nothing",
     "test_planted.py::test_the_gpu_plants_the_hosts_fp8",
     "test_prompt_chunks.py::test_long_prompts_arrive_beside_decoding",
