@@ -12,8 +12,9 @@ struct Bf16Weights {
 
     // A slice that has arrived.
     struct Slice {
-        const u32 slot, lane;
+        u32 slot, lane;
 
+        Slice() = default;
         __device__ __forceinline__ Slice(const MatmulParams&, u32, u32 at, u32, u32 lane_index) : slot(at), lane(lane_index) {}
 
         __device__ __forceinline__ void decode(u32 j, u32 (&a)[4][4]) const {
@@ -25,6 +26,12 @@ struct Bf16Weights {
         }
 
         __device__ __forceinline__ void patch(u32, u32 (&)[4][4]) const {}
+    };
+
+    // As those warps open it that sum one slice after the other.
+    struct GroupSlice : Slice {
+        __device__ __forceinline__ void open(u32 at, u32, u32 lane_index) { slot = at, lane = lane_index; }
+        __device__ __forceinline__ void patch(const MatmulParams&, u32, u32, u32 (&)[4][4]) const {}
     };
 };
 

@@ -5,6 +5,8 @@
 #include "fp8_decode.cuh"
 
 constexpr u32 TILE_CHANNELS = 16, TILE_COLUMNS = 64, NOTE_BYTES = 64, NOTE_ENTRIES = 10, FP8_NOTE_BYTES = 80;
+// In place of the ends of more escapes than a note has entries for; and beside them, that some escape is above its window.
+constexpr u32 CROWDED = 0x3FFFFFFF, HAS_ABOVE = 0x40000000;
 constexpr u64 ROW_SALT = 0x9E3779B97F4A7C15ull;
 constexpr u32 LAYER = 0, SUCCESSORS = 2;
 
@@ -163,10 +165,7 @@ extern "C" __global__ void plant_w12(const __grid_constant__ PlantMatrixParams p
         }
         u32 ends = 0;
         for (u32 j = 0; j < 5; j++) ends |= min(starts[min(first + j + 1, end)] - slice_start, 63u) << 6 * j;
-        if (lane == 0) {
-            reinterpret_cast<u32*>(note)[0] = is_crowded ? 0xFFFFFFFF : ends;
-            reinterpret_cast<u32*>(note)[1] = tile * p.k_tiles + first;
-        }
+        bool has_above = false;
         for (u32 j = 0; j < len; j++) {
             u32* plane8 = reinterpret_cast<u32*>(note + NOTE_BYTES + j * 1024);
             u32* plane4 = reinterpret_cast<u32*>(note + NOTE_BYTES + len * 1024 + j * 512);
@@ -186,6 +185,7 @@ extern "C" __global__ void plant_w12(const __grid_constant__ PlantMatrixParams p
                     if (padding) code[k] = 0;
                     if (mask >> slot & 1) {
                         const u32 entry = lane << 21 | slot << 16 | bits;
+                        has_above |= (bits >> 7 & 255) >= row_base(p, tile * TILE_CHANNELS + channel_of(lane, slot));
                         const u32 at = starts[first + j] + before++;
                         p.escapes[at] = entry;
                         if (!is_crowded) reinterpret_cast<u32*>(note)[6 + at - slice_start] = entry;
@@ -202,6 +202,11 @@ extern "C" __global__ void plant_w12(const __grid_constant__ PlantMatrixParams p
                 plane8[128 + lane * 4 + fragment] = v;
                 plane4[lane * 4 + fragment] = x;
             }
+        }
+        has_above = __any_sync(0xFFFFFFFF, has_above);
+        if (lane == 0) {
+            reinterpret_cast<u32*>(note)[0] = (is_crowded ? CROWDED : ends) | (has_above ? HAS_ABOVE : 0);
+            reinterpret_cast<u32*>(note)[1] = tile * p.k_tiles + first;
         }
     }
 }

@@ -9,11 +9,12 @@
 // The head of a slice in memory, before its 8-bit planes and its 4-bit planes; made when the weights are loaded.
 struct SliceNote {
     static constexpr u32 BYTES = 64, NUM_ENTRIES = 10;
-    static constexpr u32 ENDS = 0;      // u32: 6 bits a super-tile, escapes up to its end; or CROWDED
+    static constexpr u32 ENDS = 0;      // u32: 6 bits a super-tile, escapes up to its end, or CROWDED; and HAS_ABOVE
     static constexpr u32 FIRST = 4;     // u32: index of the slice's first super-tile in escape_starts
     static constexpr u32 BASES = 8;     // u8 of each channel: exponent base
     static constexpr u32 ENTRIES = 24;  // u32 each: `lane << 21 | slot << 16 | bits`
-    static constexpr u32 CROWDED = 0xFFFFFFFF;  // more escapes than entries: they are found through escape_starts
+    static constexpr u32 CROWDED = 0x3FFFFFFF;    // more escapes than entries: they are found through escape_starts
+    static constexpr u32 HAS_ABOVE = 0x40000000;  // some escape is above its window: the 8-bit view has no use for others
 };
 
 template <bool IS_EXACT>
@@ -28,23 +29,24 @@ struct W12Weights {
     template <u32 GROUPS>
     using Rows = SliceRows<GROUPS>;
 
-    // A slice that has arrived.
-    struct Slice {
-        const MatmulParams& p;
-        const u32 tile, slot, lane_place, lane;
-        u32 plane4;
+    // A slice's words, as a lane reads them.
+    struct SliceCodes {
+        u32 slot, lane_place, plane4, lane;
         LaneBases bases;
         u32 ends, has_escapes;
 
-        __device__ __forceinline__ Slice(const MatmulParams& params, u32 tile_of_all, u32 at, u32 len, u32 lane_index)
-            : p(params), tile(tile_of_all), slot(at), lane_place(at + NOTE_BYTES + lane_index * 16), lane(lane_index) {
+        __device__ __forceinline__ void open(u32 at, u32 len, u32 lane_index) {
+            slot = at, lane_place = at + NOTE_BYTES + lane_index * 16, lane = lane_index;
             plane4 = lane_place + len * PLANE8_BYTES;
             bases.low = load_shared_u8(slot + SliceNote::BASES + lane / 4) * 0x00800080u;
             bases.high = load_shared_u8(slot + SliceNote::BASES + 8 + lane / 4) * 0x00800080u;
             ends = load_shared_u32(slot + SliceNote::ENDS);
             // A field differs from the one before exactly if its super-tile has escapes.
-            has_escapes = ends == SliceNote::CROWDED ? ends : ends ^ ends << 6;
+            has_escapes = is_crowded() ? ends : ends ^ ends << 6;
+            if (!IS_EXACT && !(ends & SliceNote::HAS_ABOVE)) has_escapes = 0;
         }
+
+        __device__ __forceinline__ bool is_crowded() const { return (ends & SliceNote::CROWDED) == SliceNote::CROWDED; }
 
         __device__ __forceinline__ void decode(u32 j, u32 (&a)[4][4]) const {
             const uint4 u = load_shared_16(lane_place + j * PLANE8_BYTES), v = load_shared_16(lane_place + j * PLANE8_BYTES + 512);
@@ -56,29 +58,77 @@ struct W12Weights {
             decode_w12(u.w, v.w, x.w, bases, a[3]);
         }
 
+        // Where a super-tile's escapes are among those of the note.
+        __device__ __forceinline__ void find_entries(u32 j, u32& first, u32& end) const {
+            first = j == 0 ? 0 : ends >> (6 * j - 6) & 63, end = ends >> 6 * j & 63;
+        }
+
+        // Where they are in the matrix's list, which it gives.
+        __device__ __forceinline__ const u32* find_crowded(const MatmulParams& p, u32 tile, u32 j, u32& first, u32& end) const {
+            const MatmulPart& part = p.parts[PartTile(p, tile).part];
+            const u32* starts = part.escape_starts + load_shared_u32(slot + SliceNote::FIRST) + j;
+            first = __ldg(starts), end = __ldg(starts + 1);
+            return part.escapes;
+        }
+
+        // Only the lane that holds the weight patches it, and that lane knows the channel's base.
+        __device__ __forceinline__ void patch_entry(u32 entry, u32 (&a)[4][4]) const {
+            const u32 base = (entry & 1u << 17 ? bases.high : bases.low) >> 23;
+            if (IS_EXACT || (entry >> 7 & 0xFF) >= base) patch_escape(a, entry, lane);
+        }
+    };
+
+    // A slice that has arrived.
+    struct Slice : SliceCodes {
+        const MatmulParams& p;
+        const u32 tile;
+
+        __device__ __forceinline__ Slice(const MatmulParams& params, u32 tile_of_all, u32 at, u32 len, u32 lane_index)
+            : p(params), tile(tile_of_all) {
+            this->open(at, len, lane_index);
+        }
+
         // Puts escapes over their junk codes.
         __device__ __forceinline__ void patch(u32 j, u32 (&a)[4][4]) const {
-            if (has_escapes & 63u << 6 * j) patch_tile(j, a);
+            if (this->has_escapes & 63u << 6 * j) patch_tile(j, a);
         }
 
         __device__ __forceinline__ void patch_tile(u32 j, u32 (&a)[4][4]) const {
-            const bool is_crowded = ends == SliceNote::CROWDED;
-            u32 i = j == 0 ? 0 : ends >> (6 * j - 6) & 63, end = ends >> 6 * j & 63;
+            const bool is_crowded = this->is_crowded();
+            u32 i, end;
             const u32* escapes = nullptr;
-            if (is_crowded) {
-                const MatmulPart& part = p.parts[PartTile(p, tile).part];
-                escapes = part.escapes;
-                const u32* starts = part.escape_starts + load_shared_u32(slot + SliceNote::FIRST) + j;
-                i = __ldg(starts);
-                end = __ldg(starts + 1);
-            }
+            if (is_crowded) escapes = this->find_crowded(p, tile, j, i, end);
+            else this->find_entries(j, i, end);
 #pragma unroll 1
             for (; i < end; i++) {
-                const u32 entry = is_crowded ? __ldg(escapes + i) : load_shared_u32(slot + SliceNote::ENTRIES + i * 4);
-                // Only the lane that holds the weight patches it, and that lane knows the channel's base.
-                const u32 base = (entry & 1u << 17 ? bases.high : bases.low) >> 23;
-                if (IS_EXACT || (entry >> 7 & 0xFF) >= base) patch_escape(a, entry, lane);
+                this->patch_entry(is_crowded ? __ldg(escapes + i) : load_shared_u32(this->slot + SliceNote::ENTRIES + i * 4), a);
             }
+        }
+    };
+
+    // As those warps open it that sum one slice after the other: four of them wait for each other at every super-tile, and one
+    // of the four has an escape in most of them. Its lanes hold the note's entries, which takes a load less.
+    struct GroupSlice : SliceCodes {
+        u32 entries;  // lane i's: number i
+
+        __device__ __forceinline__ void open(u32 at, u32 len, u32 lane_index) {
+            SliceCodes::open(at, len, lane_index);
+            entries = load_shared_u32(at + SliceNote::ENTRIES + min(lane_index, SliceNote::NUM_ENTRIES - 1) * 4);
+        }
+
+        __device__ __forceinline__ void patch(const MatmulParams& p, u32 tile, u32 j, u32 (&a)[4][4]) const {
+            if ((this->has_escapes >> 6 * j & 63) == 0) return;
+            u32 i, end;
+            if (this->is_crowded()) {
+                const u32* escapes = this->find_crowded(p, tile, j, i, end);
+#pragma unroll 1
+                for (; i < end; i++) this->patch_entry(__ldg(escapes + i), a);
+                return;
+            }
+            this->find_entries(j, i, end);
+#pragma unroll 1
+            do this->patch_entry(__shfl_sync(0xFFFFFFFF, entries, i), a);
+            while (++i < end);
         }
     };
 };

@@ -1,7 +1,7 @@
 // The scan of lm_head_screen with wgmma, at the speed at which codes can be read: both operands come from shared memory, so no
 // instruction touches a weight between the copy engine and the matrix unit.
 //
-// A block keeps the codes of all rows for its part of K in shared memory and streams tiles of 64 channels past them, 64 or 128
+// A block keeps the codes of all rows for its part of K in shared memory and streams tiles of 64 channels past them, 128
 // columns a stage, through a ring that one lane fills. Two warpgroups take tiles in turn, so that one multiplies while the
 // other turns sums into bounds. Where the codes of 32 rows do not fit, two blocks of a cluster hold half of K each: for every
 // tile they exchange sums, and each decides every other group of eight rows.
@@ -10,11 +10,8 @@
 #include "screen.cuh"
 #include "wgmma.cuh"
 
-// Of a stage of the ring. A consumer holds two, so where little room is left they are smaller.
-template <u32 ROWS>
-constexpr u32 STAGE_CHUNKS = ROWS > 8 ? 4 : 8;
-template <u32 ROWS>
-constexpr u32 STAGE_BYTES = STAGE_CHUNKS<ROWS> * CHUNK_BYTES;
+constexpr u32 STAGE_CHUNKS = 8;
+constexpr u32 STAGE_BYTES = STAGE_CHUNKS * CHUNK_BYTES;
 constexpr u32 NUM_CONSUMERS = 2;
 constexpr u32 WGMMA_THREADS = NUM_CONSUMERS * GROUP_THREADS + WARP_LANES;
 
@@ -63,7 +60,7 @@ struct ScanLayout {
     __device__ __forceinline__ ScanLayout(const ScreenParams& p, u32 start) {
         row_codes = start;
         ring = row_codes + p.num_chunks / p.cluster_blocks * COLUMNS * CHUNK_COLUMNS;
-        inbox = ring + p.ring_slots * STAGE_BYTES<ROWS>;
+        inbox = ring + p.ring_slots * STAGE_BYTES;
         row_bounds = inbox + (p.cluster_blocks > 1 ? NUM_CONSUMERS * INBOX_BYTES : 0);
         rows_full = row_bounds + ROWS * 16;
         ring_full = rows_full + 8;
@@ -90,7 +87,7 @@ template <u32 ROWS>
 __device__ __forceinline__ void stream_codes(const ScreenParams& p, const ScanLayout<ROWS>& shared, u32 part) {
     const TileRun run(p);
     const u64 policy = read_once_policy();
-    const u32 part_chunks = p.num_chunks / p.cluster_blocks, num_stages = part_chunks / STAGE_CHUNKS<ROWS>;
+    const u32 part_chunks = p.num_chunks / p.cluster_blocks, num_stages = part_chunks / STAGE_CHUNKS;
     const u8* from = p.codes + (static_cast<u64>(run.first) * p.num_chunks + part * part_chunks) * CHUNK_BYTES;
     const u32 all_stages = run.len * num_stages;
     u32 slot = 0, parity = 1, in_tile = 0;
@@ -103,11 +100,11 @@ __device__ __forceinline__ void stream_codes(const ScreenParams& p, const ScanLa
             copy_shared_data(shared.row_codes, p.row_codes + static_cast<u64>(part) * num_bytes, num_bytes, shared.rows_full);
         }
         barrier_wait(shared.ring_empty + slot * 8, parity);
-        barrier_expect(shared.ring_full + slot * 8, STAGE_BYTES<ROWS>);
+        barrier_expect(shared.ring_full + slot * 8, STAGE_BYTES);
         asm volatile(
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(shared.ring + slot * STAGE_BYTES<ROWS>),
-            "l"(from), "r"(STAGE_BYTES<ROWS>), "r"(shared.ring_full + slot * 8), "l"(policy) : "memory");
-        from += STAGE_BYTES<ROWS>;
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(shared.ring + slot * STAGE_BYTES),
+            "l"(from), "r"(STAGE_BYTES), "r"(shared.ring_full + slot * 8), "l"(policy) : "memory");
+        from += STAGE_BYTES;
         if (++in_tile == num_stages) in_tile = 0, from += static_cast<u64>(p.num_chunks - part_chunks) * CHUNK_BYTES;
         if (++slot == p.ring_slots) slot = 0, parity ^= 1;
     }
@@ -117,29 +114,25 @@ __device__ __forceinline__ void stream_codes(const ScreenParams& p, const ScanLa
 template <u32 ROWS>
 __device__ __forceinline__ void multiply_tile(const ScreenParams& p, const ScanLayout<ROWS>& shared, u32 index, int (&sums)[ROWS]) {
     constexpr u32 K32_CHUNKS = 2;
-    const u32 num_stages = p.num_chunks / p.cluster_blocks / STAGE_CHUNKS<ROWS>;
+    const u32 num_stages = p.num_chunks / p.cluster_blocks / STAGE_CHUNKS;
     const u32 lane = threadIdx.x % WARP_LANES;
-    u32 last_slot = 0;
     for (u32 stage = 0; stage < num_stages; stage++) {
         const u32 place = index * num_stages + stage, slot = place % p.ring_slots;
         barrier_wait(shared.ring_full + slot * 8, place / p.ring_slots & 1);
         wgmma_begin();
 #pragma unroll
-        for (u32 i = 0; i < STAGE_CHUNKS<ROWS> / K32_CHUNKS; i++) {
-            const u32 chunk = stage * STAGE_CHUNKS<ROWS> + i * K32_CHUNKS;
-            const u64 a = matrix_descriptor(shared.ring + slot * STAGE_BYTES<ROWS> + i * K32_CHUNKS * CHUNK_BYTES, CHUNK_BYTES, 128);
+        for (u32 i = 0; i < STAGE_CHUNKS / K32_CHUNKS; i++) {
+            const u32 chunk = stage * STAGE_CHUNKS + i * K32_CHUNKS;
+            const u64 a = matrix_descriptor(shared.ring + slot * STAGE_BYTES + i * K32_CHUNKS * CHUNK_BYTES, CHUNK_BYTES, 128);
             const u64 b = matrix_descriptor(shared.row_codes + chunk * shared.COLUMNS * CHUNK_COLUMNS, shared.COLUMNS * CHUNK_COLUMNS, 128);
             wgmma_k32<2 * ROWS>(sums, a, b);
         }
         wgmma_commit();
-        if (stage > 0) {
-            wgmma_wait<1>();
-            if (lane == 0) barrier_arrive(shared.ring_empty + last_slot * 8);
-        }
-        last_slot = slot;
+        // A product takes half as long as a stage to come. Were the next one started first, two stages less would be under way,
+        // and beside the codes of 32 rows the ring has six.
+        wgmma_wait<0>();
+        if (lane == 0) barrier_arrive(shared.ring_empty + slot * 8);
     }
-    wgmma_wait<0>();
-    if (lane == 0) barrier_arrive(shared.ring_empty + last_slot * 8);
 }
 
 // Sends sums of the groups of rows that the other block decides, and adds what it sends of one's own.

@@ -1,10 +1,10 @@
 // The matmul of slice_sums.cuh with Hopper's wgmma, for more rows than registers hold: its sums, bit for bit.
 //
-// A cluster of blocks takes *units* of 8 tiles a block and all of ROWS rows. A warp owns a tile: its weights go from its own
-// ring through its registers, decoded, straight into operand A of its warpgroup; activations pass through shared memory as
+// A cluster of blocks takes *units* of 8 or 12 tiles a block and all of ROWS rows. A warp owns a tile: its weights go from the
+// tile's ring through its registers, decoded, straight into operand A of its warpgroup; activations pass through shared memory as
 // operand B, a super-tile of columns a slot, each block of the cluster bringing its part of them to all. A slice is one chain
 // of wgmma from zero, a slice's sum is added to its octet's, an octet's to the total: the one order, so nothing of it
-// depends on who computes what.
+// depends on who computes what. Two warps of a last warpgroup ask for weights and rows, so that the others only multiply.
 //
 // Clusters take equal runs of slices of the units in line. An octet that a cut goes through is begun by the cluster before
 // the cut, as the first thing in its run, and finished by the one after it, as the last: nobody waits in practice. Octets of a
@@ -15,8 +15,9 @@
 #include "signals.cuh"
 #include "slice_sums.cuh"
 
-constexpr u32 BLOCK_TILES = 8;  // of a unit: one a warp
-constexpr u32 WGMMA_THREADS = (BLOCK_TILES + 4) * WARP_LANES;  // two warpgroups multiply, one thread of a third brings rows
+// Tiles of a unit that a block multiplies, one a warp: as many warps as there are registers for.
+__host__ __device__ constexpr u32 block_tiles(u32 rows) { return rows > 64 ? 8 : 12; }
+__host__ __device__ constexpr u32 block_threads(u32 rows) { return (block_tiles(rows) + 4) * WARP_LANES; }
 constexpr u32 ROW_GROUP_BYTES = TILE_COLUMNS * 16;  // eight rows of a super-tile of columns
 
 // Arguments of every kernel of this family; mirrored by the launcher.
@@ -60,15 +61,16 @@ __device__ __forceinline__ u64 read_again_policy() {
 // Shared memory: both rings, their barriers. The launcher computes the same size.
 template <class Weights, u32 ROWS>
 struct WgmmaLayout {
-    static constexpr u32 ROW_SLOT_BYTES = ROWS / 8 * ROW_GROUP_BYTES;
-    u32 slot_bytes, rows, ring, ring_full, rows_full, rows_empty;
+    static constexpr u32 TILES = block_tiles(ROWS), ROW_SLOT_BYTES = ROWS / 8 * ROW_GROUP_BYTES;
+    u32 slot_bytes, rows, ring, ring_full, ring_empty, rows_full, rows_empty;
 
     __device__ __forceinline__ WgmmaLayout(const WgmmaParams& p, u32 start) {
         slot_bytes = Weights::NOTE_BYTES + p.matmul.slice_tiles * Weights::TILE_BYTES;
         rows = start;
         ring = rows + p.row_slots * ROW_SLOT_BYTES;
-        ring_full = ring + BLOCK_TILES * p.matmul.ring_slots * slot_bytes;
-        rows_full = ring_full + BLOCK_TILES * p.matmul.ring_slots * 8;
+        ring_full = ring + TILES * p.matmul.ring_slots * slot_bytes;
+        ring_empty = ring_full + TILES * p.matmul.ring_slots * 8;
+        rows_full = ring_empty + TILES * p.matmul.ring_slots * 8;
         rows_empty = rows_full + p.row_slots * 8;
     }
 };
@@ -126,38 +128,85 @@ struct ClusterRun {
     }
 };
 
-// A warp's ring: asks for its tiles' slices in the order of the run, as far ahead as there are slots.
+// Returns once the barriers of all blocks of the cluster are initialised, and predecessors are done. By then a warp's own ring,
+// which is nobody else's affair, is on its way.
+__device__ __forceinline__ void meet_cluster(u32 num_blocks) {
+    __syncthreads();
+    if (num_blocks > 1) cluster_arrive();
+    wait_for_predecessors();
+    if (num_blocks > 1) cluster_wait();
+}
+
+// A lane that brings a tile's slices in the order of the run, as far ahead as its ring has slots.
 template <class Weights>
-struct TileRing {
+struct TileStream {
     const WgmmaParams& p;
     const ClusterRun& run;
-    const u32 slots_start, slot_bytes, barriers_start, tile_in_unit, k_tiles, lane;
+    const u32 k_tiles, tile_in_unit, slots_start, slot_bytes, full_start, empty_start;
+    const u64 policy;
     u32 index, slice, octet, end;
     const u8* tile_start;
 
-    __device__ __forceinline__ void find_part() {
-        if (index >= run.num_parts) return;
+    // `tile` of the block's.
+    __device__ __forceinline__ TileStream(const WgmmaParams& params, const ClusterRun& cluster_run, u32 num_k_tiles, u32 tile,
+                                          u32 num_tiles, u32 slots, u32 bytes, u32 full, u32 empty)
+        : p(params), run(cluster_run), k_tiles(num_k_tiles),
+          tile_in_unit(blockIdx.x % params.matmul.cluster_blocks * num_tiles + tile),
+          slots_start(slots + tile * params.matmul.ring_slots * bytes), slot_bytes(bytes),
+          full_start(full + tile * params.matmul.ring_slots * 8), empty_start(empty + tile * params.matmul.ring_slots * 8),
+          policy(params.row_tiles > 1 ? read_again_policy() : read_once_policy()), index(0) {
+        find_part(num_tiles);
+    }
+
+    __device__ __forceinline__ bool has_more() const { return index < run.num_parts; }
+
+    __device__ __forceinline__ void find_part(u32 num_tiles) {
+        if (!has_more()) return;
         const OctetPart part = run.part(index);
         slice = part.first, octet = part.octet, end = part.end;
-        const u32 tile = part.unit / p.row_tiles * BLOCK_TILES * p.matmul.cluster_blocks + tile_in_unit;
+        const u32 tile = part.unit / p.row_tiles * num_tiles * p.matmul.cluster_blocks + tile_in_unit;
         const PartTile place(p.matmul, min(tile, p.matmul.num_tiles - 1));
         const u32 tile_bytes = k_tiles * Weights::STORED_TILE_BYTES + p.matmul.num_octets * SLICES * Weights::NOTE_BYTES;
         tile_start = p.matmul.parts[place.part].weights + static_cast<u64>(place.tile) * tile_bytes;
     }
 
-    __device__ __forceinline__ void ask(u32 slot) {
-        if (index >= run.num_parts) return;
+    __device__ __forceinline__ void ask(u32 slot, u32 num_tiles) {
         const SliceSpan span = slice_span(p.matmul, k_tiles, octet, slice);
         const u32 num_bytes = Weights::NOTE_BYTES + span.len * Weights::TILE_BYTES;
         const u8* from = tile_start + span.first * Weights::STORED_TILE_BYTES + (octet * SLICES + slice) * Weights::NOTE_BYTES;
-        const u64 policy = p.row_tiles > 1 ? read_again_policy() : read_once_policy();
-        copy_begin(barriers_start + slot * 8, num_bytes, lane);
-        if (num_bytes > 0) copy_async(slots_start + slot * slot_bytes, from, num_bytes, barriers_start + slot * 8, policy, lane);
+        copy_begin(full_start + slot * 8, num_bytes, 0);
+        copy_async(slots_start + slot * slot_bytes, from, num_bytes, full_start + slot * 8, policy, 0);
         if (++slice < end) return;
         index++;
-        find_part();
+        find_part(num_tiles);
     }
 };
+
+// A warp of a block asks for weights, a lane for a tile's; before it waits for other kernels, which write none.
+template <class Weights, u32 ROWS>
+__device__ __forceinline__ void stream_tiles(const WgmmaParams& p, const WgmmaLayout<Weights, ROWS>& shared, const ClusterRun& run,
+                                             u32 k_tiles, u32 lane) {
+    constexpr u32 TILES = block_tiles(ROWS);
+    const u32 ring_slots = p.matmul.ring_slots, own = min(lane, TILES - 1);
+    TileStream<Weights> stream(p, run, k_tiles, own, TILES, shared.ring, shared.slot_bytes, shared.ring_full, shared.ring_empty);
+    if (lane < TILES) {
+        for (u32 slot = 0; slot < ring_slots; slot++) {
+            barrier_init(stream.full_start + slot * 8, 1);
+            barrier_init(stream.empty_start + slot * 8, 1);
+        }
+        barrier_init_fence();
+        for (u32 slot = 0; slot < ring_slots && stream.has_more(); slot++) stream.ask(slot, TILES);
+    }
+    __syncwarp();
+    meet_cluster(p.matmul.cluster_blocks);
+    if (lane >= TILES) return;
+    u32 slot = 0, parity = 0;
+    while (stream.has_more()) {
+        barrier_wait(stream.empty_start + slot * 8, parity);
+        stream.ask(slot, TILES);
+        if (++slot == ring_slots) slot = 0, parity ^= 1;
+    }
+}
 
 // One thread of a block asks for activations, of which it brings the cluster its share.
 template <class Weights, u32 ROWS>
@@ -187,51 +236,112 @@ __device__ __forceinline__ void stream_rows(const WgmmaParams& p, const WgmmaLay
     }
 }
 
-// The ring of activations as those see it who multiply.
-struct RowSlots {
-    u32 slot, parity, to_free;
+// Where someone is in a ring.
+struct RingPlace {
+    u32 slot, parity;
+
+    __device__ __forceinline__ void advance(u32 num_slots) {
+        if (++slot == num_slots) slot = 0, parity ^= 1;
+    }
 };
 
-// A slice that has arrived, summed from zero. A super-tile is decoded while the one before is multiplied.
+// A warp's sums of its tile's slices, one after the other. While a super-tile is multiplied the next one is decoded, be it of
+// the same slice or of the next; so nothing waits for a product but the end of an octet.
 template <class Weights, u32 ROWS>
-__device__ __forceinline__ void sum_slice(const WgmmaParams& p, const WgmmaLayout<Weights, ROWS>& shared,
-                                          const typename Weights::Slice& slice, u32 len, RowSlots& rows, u32 lane,
-                                          float (&sums)[ROWS / 2]) {
-    const auto free_rows = [&] {
-        if (lane < p.matmul.cluster_blocks) barrier_arrive_in_block(address_in_block(shared.rows_empty + rows.to_free * 8, lane));
-        if (++rows.to_free == p.row_slots) rows.to_free = 0;
-    };
+struct SliceSums {
+    using Layout = WgmmaLayout<Weights, ROWS>;
+    const WgmmaParams& p;
+    const Layout& shared;
+    const u32 k_tiles, tile, warp, lane;
+    RingPlace &ring, &rows;
+    u32 octet, slice, len, j, left;  // super-tile `j` of `len` of a slice is decoded; `left` are to be multiplied
+    typename Weights::GroupSlice arrived;
+
+    __device__ __forceinline__ u32 barrier_of_slot(u32 barriers) const {
+        return barriers + (warp * p.matmul.ring_slots + ring.slot) * 8;
+    }
+
+    // Waits for a slice.
+    __device__ __forceinline__ void open() {
+        len = slice_span(p.matmul, k_tiles, octet, slice).len, j = 0;
+        barrier_wait(barrier_of_slot(shared.ring_full), ring.parity);
+        __syncwarp();
+        arrived.open(shared.ring + (warp * p.matmul.ring_slots + ring.slot) * shared.slot_bytes, len, lane);
+    }
+
+    // Its slot's bytes are in registers, and may be written again.
+    __device__ __forceinline__ void close() {
+        __syncwarp();
+        if (lane == 0) barrier_arrive(barrier_of_slot(shared.ring_empty));
+        ring.advance(p.matmul.ring_slots);
+    }
+
+    __device__ __forceinline__ void decode(u32 (&a)[4][4]) {
+        arrived.decode(j, a);
+        arrived.patch(p.matmul, tile, j, a);
+    }
+
+    // Multiplies what is decoded in `now`, and decodes what comes next.
+    __device__ __forceinline__ void multiply(const u32 (&now)[4][4], u32 (&next)[4][4], float (&sums)[ROWS / 2],
+                                             float (&octet_sums)[ROWS / 2]) {
+        const bool is_first = j == 0, is_last = j + 1 == len;
+        const u32 of_slice = slice;
+        const u64 b = matrix_descriptor(shared.rows + rows.slot * Layout::ROW_SLOT_BYTES, 128, ROW_GROUP_BYTES);
+        barrier_wait(shared.rows_full + rows.slot * 8, rows.parity);
+        __syncwarp();
+        wgmma_begin();
 #pragma unroll
-    for (u32 i = 0; i < ROWS / 2; i++) sums[i] = 0.0f;
-    u32 a[2][4][4];
+        for (u32 fragment = 0; fragment < 4; fragment++) {
+            // Only the low word differs: no carry goes on.
+            const u64 at = b & ~0xFFFFFFFFull | static_cast<u32>(b) + fragment * (256 >> 4);
+            wgmma_k16<ROWS>(sums, now[fragment], at, fragment > 0 || !is_first);
+        }
+        wgmma_commit();
+        if (is_last) {
+            close();
+            slice++;
+        } else {
+            j++;
+        }
+        if (--left > 0) {
+            if (is_last) open();
+            decode(next);
+        }
+        wgmma_wait<0>();
+        if (lane < p.matmul.cluster_blocks) barrier_arrive_in_block(address_in_block(shared.rows_empty + rows.slot * 8, lane));
+        rows.advance(p.row_slots);
+        if (!is_last) return;
 #pragma unroll
-    for (u32 j = 0; j < MAX_SLICE_TILES; j++) {
-        if (j < len) {
-            if (j >= 2) {
-                wgmma_wait<1>();
-                free_rows();
-            }
-            slice.decode(j, a[j % 2]);
-            slice.patch(j, a[j % 2]);
-            barrier_wait(shared.rows_full + rows.slot * 8, rows.parity);
-            __syncwarp();
-            const u64 b = matrix_descriptor(shared.rows + rows.slot * shared.ROW_SLOT_BYTES, 128, ROW_GROUP_BYTES);
-            wgmma_begin();
-#pragma unroll
-            for (u32 fragment = 0; fragment < 4; fragment++) wgmma_k16<ROWS>(sums, a[j % 2][fragment], b + fragment * (256 >> 4));
-            wgmma_commit();
-            if (++rows.slot == p.row_slots) rows.slot = 0, rows.parity ^= 1;
+        for (u32 i = 0; i < ROWS / 2; i++) {
+            asm volatile("" : "+f"(sums[i]));  // no read of a sum before the wait
+            octet_sums[i] = of_slice == 0 ? sums[i] : octet_sums[i] + sums[i];
         }
     }
-    wgmma_wait<0>();
-    if (len > 1) free_rows();
-    if (len > 0) free_rows();
-}
+
+    // Adds slices of an octet to `octet_sums`, from nothing on if the first one is among them.
+    __device__ __forceinline__ void add(const OctetPart& part, float (&octet_sums)[ROWS / 2]) {
+        octet = part.octet, slice = part.first;
+        left = slice_span(p.matmul, k_tiles, octet, part.end).first - slice_span(p.matmul, k_tiles, octet, slice).first;
+        u32 a[2][4][4];
+        float sums[ROWS / 2];
+#pragma unroll
+        for (u32 i = 0; i < ROWS / 2; i++) sums[i] = 0.0f;
+        open();
+        decode(a[0]);
+#pragma unroll 1
+        while (true) {
+            multiply(a[0], a[1], sums, octet_sums);
+            if (left == 0) return;
+            multiply(a[1], a[0], sums, octet_sums);
+            if (left == 0) return;
+        }
+    }
+};
 
 // A warp's part of a unit.
 template <u32 ROWS>
 struct UnitTile {
-    static constexpr u32 FRAGMENTS = ROWS / 8, FLOATS4 = FRAGMENTS * WARP_LANES;  // a fragment: sums of a tile and eight rows
+    static constexpr u32 TILES = block_tiles(ROWS), FRAGMENTS = ROWS / 8, FLOATS4 = FRAGMENTS * WARP_LANES;  // a fragment: sums of a tile and eight rows
     // Floats that are loaded before the first of them is used, and octets' worth of those.
     static constexpr u32 AT_ONCE = ROWS < 64 ? ROWS / 2 : 32, OCTETS_AT_ONCE = 64 / AT_ONCE;
     const WgmmaParams& p;
@@ -243,11 +353,11 @@ struct UnitTile {
                                         u32 lane_index)
         : p(params), run(cluster_run), warp(warp_index), lane(lane_index), unit(unit_index) {
         const u32 num_blocks = p.matmul.cluster_blocks;
-        tile = (unit / p.row_tiles * num_blocks + blockIdx.x % num_blocks) * BLOCK_TILES + warp;
+        tile = (unit / p.row_tiles * num_blocks + blockIdx.x % num_blocks) * TILES + warp;
         first_row = unit % p.row_tiles * ROWS;
     }
 
-    __device__ __forceinline__ u32 place(u32 block) const { return block * BLOCK_TILES + warp; }
+    __device__ __forceinline__ u32 place(u32 block) const { return block * TILES + warp; }
 
     // Stores a unit's sums, or adds them to what is there. All loads come first: none waits for a store before it.
     __device__ __forceinline__ void store_unit(float (&sums)[ROWS / 2]) const {
@@ -381,90 +491,59 @@ struct UnitTile {
     }
 };
 
-// Returns once the barriers of all blocks of the cluster are initialised, and predecessors are done. By then a warp's own ring,
-// which is nobody else's affair, is on its way.
-__device__ __forceinline__ void meet_cluster(u32 num_blocks) {
-    __syncthreads();
-    if (num_blocks > 1) cluster_arrive();
-    wait_for_predecessors();
-    if (num_blocks > 1) cluster_wait();
-}
-
 template <class Weights, u32 ROWS>
 __device__ __forceinline__ void multiply_run(const WgmmaParams& p, const WgmmaLayout<Weights, ROWS>& shared, const ClusterRun& run,
                                              u32 k_tiles, u32 warp, u32 lane) {
-    const u32 num_blocks = p.matmul.cluster_blocks, ring_slots = p.matmul.ring_slots;
-    TileRing<Weights> ring{p, run, shared.ring + warp * ring_slots * shared.slot_bytes, shared.slot_bytes,
-                           shared.ring_full + warp * ring_slots * 8, blockIdx.x % num_blocks * BLOCK_TILES + warp, k_tiles, lane,
-                           0, 0, 0, 0, nullptr};
-    ring.find_part();
-    for (u32 slot = 0; slot < ring_slots; slot++) ring.ask(slot);
-    meet_cluster(num_blocks);
-    RowSlots rows{0, 0, 0};
-    u32 slot = 0, parity = 0;
+    meet_cluster(p.matmul.cluster_blocks);
+    RingPlace ring{0, 0}, rows{0, 0};
+#pragma unroll 1
     for (u32 index = 0; index < run.num_parts; index++) {
         const OctetPart part = run.part(index);
+        const UnitTile<ROWS> own(p, run, part.unit, warp, lane);
         float octet_sums[ROWS / 2];
-        if (part.first > 0) UnitTile<ROWS>(p, run, part.unit, warp, lane).take_cut(octet_sums);
-        for (u32 slice = part.first; slice < part.end; slice++) {
-            const SliceSpan span = slice_span(p.matmul, k_tiles, part.octet, slice);
-            float sums[ROWS / 2];
-            barrier_wait(ring.barriers_start + slot * 8, parity);
-            __syncwarp();
-            const u32 tile = min(UnitTile<ROWS>(p, run, part.unit, warp, lane).tile, p.matmul.num_tiles - 1);
-            const typename Weights::Slice arrived(p.matmul, tile, ring.slots_start + slot * shared.slot_bytes, span.len, lane);
-            sum_slice<Weights, ROWS>(p, shared, arrived, span.len, rows, lane, sums);
-            // The slot's bytes are in registers, and used: it may be written again.
-            __syncwarp();
-            ring.ask(slot);
-            if (++slot == ring_slots) slot = 0, parity ^= 1;
-            if (slice == 0) {
-#pragma unroll
-                for (u32 i = 0; i < ROWS / 2; i++) octet_sums[i] = sums[i];
-            } else {
-#pragma unroll
-                for (u32 i = 0; i < ROWS / 2; i++) octet_sums[i] += sums[i];
-            }
-        }
+        if (part.first > 0) own.take_cut(octet_sums);
+        SliceSums<Weights, ROWS>{p, shared, k_tiles, min(own.tile, p.matmul.num_tiles - 1), warp, lane, ring, rows}.add(part, octet_sums);
         // Found anew, so that no register holds it meanwhile.
         asm volatile("" : "+r"(index));
         const OctetPart done = run.part(index);
-        const UnitTile<ROWS> own(p, run, done.unit, warp, lane);
-        if (done.end < SLICES) own.leave_cut(octet_sums);
-        else if (run.is_alone(done.unit)) own.add_octet(done.octet, octet_sums);
-        else own.bring_octet(done.octet, octet_sums);
+        const UnitTile<ROWS> unit(p, run, done.unit, warp, lane);
+        if (done.end < SLICES) unit.leave_cut(octet_sums);
+        else if (run.is_alone(done.unit)) unit.add_octet(done.octet, octet_sums);
+        else unit.bring_octet(done.octet, octet_sums);
     }
 }
 
 template <class Weights, u32 ROWS>
 __device__ __forceinline__ void wgmma_matmul(const WgmmaParams& p) {
+    constexpr u32 TILES = block_tiles(ROWS);
     extern __shared__ __align__(128) u8 shared_bytes[];
     const WgmmaLayout<Weights, ROWS> shared(p, shared_address(shared_bytes));
     // Taken from one lane, so that the compiler knows that a warp agrees on it.
     const u32 warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / WARP_LANES, 0), lane = threadIdx.x % WARP_LANES;
     const u32 k_tiles = (p.matmul.in_features + TILE_COLUMNS - 1) / TILE_COLUMNS;
-    const u32 num_blocks = p.matmul.cluster_blocks;
     const ClusterRun run(p);
     launch_dependents();
-    if (warp < BLOCK_TILES) {
-        const u32 own = shared.ring_full + warp * p.matmul.ring_slots * 8;
-        if (lane < p.matmul.ring_slots) barrier_init(own + lane * 8, 1);
-    } else if (warp == BLOCK_TILES && lane < p.row_slots) {
-        barrier_init(shared.rows_full + lane * 8, 1);
-        barrier_init(shared.rows_empty + lane * 8, BLOCK_TILES * num_blocks);
-    }
-    barrier_init_fence();
-    __syncwarp();
-    // Registers belong to warpgroups: those that multiply take what the third leaves.
-    if (warp < BLOCK_TILES) {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    // Registers belong to warpgroups: those that multiply take what the last one leaves.
+    if (warp < TILES) {
+        if (TILES == 8) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        else asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
         multiply_run<Weights, ROWS>(p, shared, run, k_tiles, warp, lane);
-    } else {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        meet_cluster(num_blocks);
-        if (threadIdx.x == BLOCK_TILES * WARP_LANES) stream_rows<Weights, ROWS>(p, shared, run, k_tiles);
-        __syncwarp();
+        return;
     }
+    if (TILES == 8) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    else asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+    if (warp == TILES) {
+        stream_tiles<Weights, ROWS>(p, shared, run, k_tiles, lane);
+        return;
+    }
+    if (warp == TILES + 1 && lane < p.row_slots) {
+        barrier_init(shared.rows_full + lane * 8, 1);
+        barrier_init(shared.rows_empty + lane * 8, TILES * p.matmul.cluster_blocks);
+        barrier_init_fence();
+    }
+    __syncwarp();
+    meet_cluster(p.matmul.cluster_blocks);
+    if (warp == TILES + 1 && lane == 0) stream_rows<Weights, ROWS>(p, shared, run, k_tiles);
 }
 
 #define WGMMA_MATMUL_KERNELS(NAME, ...)        \
@@ -474,7 +553,7 @@ __device__ __forceinline__ void wgmma_matmul(const WgmmaParams& p) {
     WGMMA_MATMUL_KERNEL(NAME, 64, __VA_ARGS__) \
     WGMMA_MATMUL_KERNEL(NAME, 128, __VA_ARGS__)
 #define WGMMA_MATMUL_KERNEL(NAME, ROWS, ...)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(WGMMA_THREADS, 1) NAME##_wgmma_##ROWS(const __grid_constant__ WgmmaParams p) { \
+    extern "C" __global__ void __launch_bounds__(block_threads(ROWS), 1) NAME##_wgmma_##ROWS(const __grid_constant__ WgmmaParams p) { \
         wgmma_matmul<__VA_ARGS__, ROWS>(p);                                                                                    \
     }
 #else

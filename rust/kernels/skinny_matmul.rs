@@ -299,7 +299,7 @@ impl SkinnyMatmul<'_> {
         if device.arch() != Arch::Sm90a {
             return None;
         }
-        let num_rows = WgmmaConfig::first_rows(self.num_rows);
+        let num_rows = WgmmaConfig::first_rows(self.num_rows, self.in_features());
         let stem = WgmmaMatmul::stem_of(self.products[0].weights.format, self.view)?;
         (num_rows > 0).then(|| WgmmaMatmul {
             source: self.source(),

@@ -33,7 +33,9 @@ pub(super) const FP8_NOTE_BYTES: usize = 80;
 /// Escapes that fit a note.
 const NOTE_ENTRIES: usize = 10;
 /// In a note's place for ends: the escapes are found through `escape_starts`.
-const CROWDED: u32 = u32::MAX;
+const CROWDED: u32 = (1 << 30) - 1;
+/// Beside the ends in a note: some escape is above its window.
+const HAS_ABOVE: u32 = 1 << 30;
 const WARP_LANES: usize = 32;
 const FRAGMENTS: usize = 4;
 /// Bytes of U and V of a super-tile, and of X.
@@ -340,9 +342,22 @@ fn write_note(note: &mut [u8], first_tile: u32, bases: &[u8], entries: &[Vec<u32
             to.copy_from_slice(&entry.to_le_bytes());
         }
     }
+    if entries
+        .iter()
+        .flatten()
+        .any(|&entry| is_above(entry, bases))
+    {
+        ends |= HAS_ABOVE;
+    }
     note[..4].copy_from_slice(&ends.to_le_bytes());
     note[4..8].copy_from_slice(&first_tile.to_le_bytes());
     note[8..24].copy_from_slice(bases);
+}
+
+/// Whether an escape's exponent is more than its channel's window begins with, and so lies behind the window.
+fn is_above(entry: u32, bases: &[u8]) -> bool {
+    let (channel, _) = place((entry >> 21) as usize, (entry >> 16 & 31) as usize);
+    entry >> 7 & 0xFF >= u32::from(bases[channel])
 }
 
 /// Channel and column inside a super-tile of a lane's slot.

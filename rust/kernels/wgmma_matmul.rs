@@ -3,14 +3,13 @@
 //! [`WgmmaConfig`] says which rows go there and what a launch takes. None of it changes a sum.
 
 use super::skinny_matmul::{MatmulParams, Stack};
-use super::skinny_weights::{SliceFormat, SliceMap, TILE_CHANNELS, TILE_COLUMNS};
+use super::skinny_weights::{OCTET, SliceFormat, SliceMap, TILE_CHANNELS, TILE_COLUMNS};
 use super::w12_matmul::WeightView;
 use crate::device::cuda::{CudaDevice, KernelSource, Launch, Limits, Shape};
 use crate::error::DeviceError;
 
-/// Tiles of a unit that a block multiplies: one a warp.
-const BLOCK_TILES: usize = 8;
-const BLOCK_THREADS: usize = 384;
+/// Warps of a block that multiply no tile: a warpgroup of its own, two of which bring weights and rows.
+const OTHER_WARPS: usize = 4;
 /// Blocks of a cluster: they share the activations that they bring.
 const CLUSTER_BLOCKS: usize = 2;
 /// Bytes of eight rows of a super-tile of columns.
@@ -19,6 +18,8 @@ const ROW_GROUP_BYTES: usize = 8 * TILE_COLUMNS * 2;
 const ROW_SUM_BYTES: usize = TILE_CHANNELS * size_of::<f32>();
 const BARRIER_BYTES: usize = 8;
 const WARP_LANES: usize = 32;
+/// Columns with which every slice has a super-tile, as the kernel takes for granted.
+const MIN_COLUMNS: usize = OCTET * TILE_COLUMNS;
 /// Slots of a warp's ring beyond which nothing is gained.
 const MAX_RING_SLOTS: usize = 4;
 /// Super-tiles of activations without which the multiplying warps wait for them, and with which they never do.
@@ -36,6 +37,8 @@ const HALF_TILE_ROWS: usize = MAX_TILE_ROWS / 2;
 pub(super) struct WgmmaConfig {
     /// Rows that one instruction multiplies, of [`TILE_ROWS`].
     tile_rows: usize,
+    /// Tiles of a unit that a block multiplies: one a warp.
+    block_tiles: usize,
     /// Slices of a warp's ring.
     ring_slots: usize,
     /// Super-tiles of columns in the ring of activations.
@@ -46,7 +49,10 @@ pub(super) struct WgmmaConfig {
 impl WgmmaConfig {
     /// How many of `num_rows`, from the first on, are to be multiplied with wgmma where there is that: not a rest that one
     /// launch of mma.sync takes.
-    pub(super) fn first_rows(num_rows: usize) -> usize {
+    pub(super) fn first_rows(num_rows: usize, in_features: usize) -> usize {
+        if in_features < MIN_COLUMNS {
+            return 0;
+        }
         let rest = num_rows % MAX_TILE_ROWS;
         if rest <= MMA_ROWS {
             num_rows - rest
@@ -73,7 +79,8 @@ impl WgmmaConfig {
         };
         let map = SliceMap::of(stack.in_features);
         let slot_bytes = stack.format.note_bytes() + map.slice_tiles() * tile_bytes;
-        let step_bytes = BLOCK_TILES * (slot_bytes + BARRIER_BYTES);
+        let block_tiles = block_tiles(tile_rows);
+        let step_bytes = block_tiles * (slot_bytes + 2 * BARRIER_BYTES);
         let row_slot_bytes = tile_rows / 8 * ROW_GROUP_BYTES + 2 * BARRIER_BYTES;
         let [few, many] = ROW_SLOTS;
         let room = limits.block_shared_bytes;
@@ -82,6 +89,7 @@ impl WgmmaConfig {
         let row_slots = (room.saturating_sub(ring_slots * step_bytes) / row_slot_bytes).min(many);
         Self {
             tile_rows,
+            block_tiles,
             ring_slots,
             row_slots,
             shared_bytes: ring_slots * step_bytes + row_slots * row_slot_bytes,
@@ -94,9 +102,16 @@ fn tile_rows(num_rows: usize) -> usize {
     TILE_ROWS.into_iter().find(fits).unwrap_or(MAX_TILE_ROWS)
 }
 
+/// Tiles that a block has registers for; `block_tiles` of `wgmma_matmul.cuh`.
+fn block_tiles(tile_rows: usize) -> usize {
+    if tile_rows > 64 { 8 } else { 12 }
+}
+
 /// Units of a cluster's channels.
-fn num_units(stack: Stack) -> usize {
-    stack.num_tiles.div_ceil(BLOCK_TILES * CLUSTER_BLOCKS)
+fn num_units(stack: Stack, tile_rows: usize) -> usize {
+    stack
+        .num_tiles
+        .div_ceil(block_tiles(tile_rows) * CLUSTER_BLOCKS)
 }
 
 /// `WgmmaParams` of `wgmma_matmul.cuh`.
@@ -166,8 +181,8 @@ impl WgmmaMatmul {
         tile_rows: usize,
         num_blocks: usize,
     ) -> [usize; 4] {
-        let units = num_units(stack) * num_rows.div_ceil(tile_rows);
-        let own = BLOCK_TILES * tile_rows * ROW_SUM_BYTES;
+        let units = num_units(stack, tile_rows) * num_rows.div_ceil(tile_rows);
+        let own = block_tiles(tile_rows) * tile_rows * ROW_SUM_BYTES;
         let num_octets = SliceMap::of(stack.in_features).num_octets;
         let shared = num_blocks.min(units * CLUSTER_BLOCKS) * num_octets * own;
         let first = self.row_bytes();
@@ -223,7 +238,7 @@ impl WgmmaMatmul {
         device.allow_shared_bytes(&function, config.shared_bytes)?;
         let mut shape = Shape {
             num_blocks: CLUSTER_BLOCKS as u32,
-            block_threads: BLOCK_THREADS as u32,
+            block_threads: ((config.block_tiles + OTHER_WARPS) * WARP_LANES) as u32,
             shared_bytes: config.shared_bytes as u32,
             cluster_blocks: CLUSTER_BLOCKS as u32,
         };
@@ -231,7 +246,7 @@ impl WgmmaMatmul {
             .max_clusters(device)?
             .min(limits.num_multiprocessors / CLUSTER_BLOCKS);
         let row_tiles = num_rows.div_ceil(config.tile_rows);
-        let num_units = num_units(stack) * row_tiles;
+        let num_units = num_units(stack, config.tile_rows) * row_tiles;
         // With several tiles of rows, and units that fill the GPU evenly, those that run at a time share weights.
         let num_turns = num_units.div_ceil(max_clusters);
         let is_strided = row_tiles > 1 && num_units * 10 >= num_turns * max_clusters * 9;
@@ -248,7 +263,7 @@ impl WgmmaMatmul {
             self.places(stack, num_rows, config.tile_rows, num_blocks);
         let scratch = device.scratch(end)?;
         let flags = device.block_flags();
-        let num_flags = num_blocks * BLOCK_TILES;
+        let num_flags = num_blocks * config.block_tiles;
         let params = WgmmaParams {
             matmul: MatmulParams {
                 x: scratch + (first_row / 8 * ROW_GROUP_BYTES) as u64,
@@ -296,7 +311,7 @@ mod tests {
 
     #[test]
     fn every_shape_has_both_rings() {
-        for in_features in [64, 1000, 2560, 5120, 6144, 17408] {
+        for in_features in [512, 1000, 2560, 5120, 6144, 17408] {
             for (format, view) in [
                 (SliceFormat::Bf16, WeightView::Exact),
                 (SliceFormat::W12, WeightView::Exact),
@@ -323,7 +338,8 @@ mod tests {
             (300, 300, vec![256, 44]),
             (360, 360, vec![360]),
         ] {
-            assert_eq!(WgmmaConfig::first_rows(num_rows), wgmma, "{num_rows}");
+            assert_eq!(WgmmaConfig::first_rows(num_rows, 512), wgmma, "{num_rows}");
+            assert_eq!(WgmmaConfig::first_rows(num_rows, 448), 0);
             let mut left = wgmma;
             let mut got = Vec::new();
             while left > 0 {

@@ -40,7 +40,7 @@ pub use source::{KERNEL_SOURCES, KernelSource};
 /// Counter and generation of a barrier, on a line of its own.
 const GRID_BARRIER_BYTES: usize = 256;
 /// Flags of a block, see [`CudaDevice::block_flags`].
-const BLOCK_FLAG_BYTES: usize = 64;
+const BLOCK_FLAG_BYTES: usize = 128;
 
 /// One GPU, its stream and the kernels compiled for it.
 pub struct CudaDevice {
@@ -266,7 +266,7 @@ impl CudaDevice {
         self.grid_barrier.device_ptr(&self.stream).0
     }
 
-    /// The address of 64 bytes for each of as many blocks as there are multiprocessors, zero whenever no kernel runs: one that
+    /// The address of 128 bytes for each of as many blocks as there are multiprocessors, zero whenever no kernel runs: one that
     /// sets some of them sets them back.
     pub fn block_flags(&self) -> u64 {
         self.grid_barrier() + GRID_BARRIER_BYTES as u64

@@ -5,11 +5,9 @@ use crate::device::cuda::Limits;
 
 /// Rows of one scan, at most.
 const MAX_ROWS: usize = 32;
-/// Bytes of a stage of the wgmma scan's ring, for a scan of `rows`.
-const fn stage_bytes(rows: usize) -> usize {
-    let chunks = if rows > 8 { 4 } else { 8 };
-    chunks * HeadCodes::TILE_CHANNELS * CHUNK_COLUMNS
-}
+/// Columns of a stage of the wgmma scan's ring, in chunks, and its bytes.
+const STAGE_CHUNKS: usize = 8;
+const STAGE_BYTES: usize = STAGE_CHUNKS * HeadCodes::TILE_CHANNELS * CHUNK_COLUMNS;
 /// Stages below which too little is under way, and beyond which nothing is gained.
 const RING_SLOTS: std::ops::RangeInclusive<usize> = 4..=16;
 
@@ -81,12 +79,11 @@ impl ScanConfig {
         let barriers = 8 * (1 + 2 * RING_SLOTS.end() + 2 * 3);
         let fixed = row_codes + inboxes + rows * 16 + barriers;
         let room = limits.block_shared_bytes.checked_sub(fixed)?;
-        let stage_bytes = stage_bytes(rows);
-        let ring_slots = (room / stage_bytes).min(*RING_SLOTS.end());
+        let ring_slots = (room / STAGE_BYTES).min(*RING_SLOTS.end());
         RING_SLOTS.contains(&ring_slots).then_some(ScanKind::Wgmma {
             cluster_blocks,
             ring_slots,
-            shared_bytes: fixed + ring_slots * stage_bytes,
+            shared_bytes: fixed + ring_slots * STAGE_BYTES,
         })
     }
 }
@@ -109,9 +106,9 @@ mod tests {
         for (width, num_rows, rows, blocks, slots) in [
             (256, 1, 8, 1, 16),
             (5120, 8, 8, 1, 16),
-            (5120, 9, 16, 1, 16),
-            (5120, 17, 32, 2, 12),
-            (5120, 33, 32, 2, 12),
+            (5120, 9, 16, 1, 7),
+            (5120, 17, 32, 2, 6),
+            (5120, 33, 32, 2, 6),
             (3072, 32, 32, 1, 8),
             (4096, 32, 32, 2, 16),
             (6656, 32, 16, 1, 4),
