@@ -10,6 +10,11 @@ struct Bf16Weights {
     template <u32 GROUPS>
     using Rows = SliceRows<GROUPS>;
 
+    // Where a super-tile's are, of a lane: nothing is decoded, so loading them ahead would take the registers of operand A twice.
+    struct Words {
+        u32 at;
+    };
+
     // A slice that has arrived.
     struct Slice {
         u32 slot, lane;
@@ -17,12 +22,20 @@ struct Bf16Weights {
         Slice() = default;
         __device__ __forceinline__ Slice(const MatmulParams&, u32, u32 at, u32, u32 lane_index) : slot(at), lane(lane_index) {}
 
-        __device__ __forceinline__ void decode(u32 j, u32 (&a)[4][4]) const {
+        __device__ __forceinline__ void load(u32 j, Words& words) const { words.at = slot + j * TILE_BYTES + lane * 16; }
+
+        __device__ __forceinline__ void decode(const Words& words, u32 (&a)[4][4]) const {
 #pragma unroll
             for (u32 fragment = 0; fragment < 4; fragment++) {
-                const uint4 r = load_shared_16(slot + j * TILE_BYTES + fragment * 512 + lane * 16);
+                const uint4 r = load_shared_16(words.at + fragment * 512);
                 a[fragment][0] = r.x, a[fragment][1] = r.y, a[fragment][2] = r.z, a[fragment][3] = r.w;
             }
+        }
+
+        __device__ __forceinline__ void decode(u32 j, u32 (&a)[4][4]) const {
+            Words words;
+            load(j, words);
+            decode(words, a);
         }
 
         __device__ __forceinline__ void patch(u32, u32 (&)[4][4]) const {}

@@ -29,7 +29,12 @@ struct W12Weights {
     template <u32 GROUPS>
     using Rows = SliceRows<GROUPS>;
 
-    // A slice's words, as a lane reads them.
+    // A super-tile's, of a lane.
+    struct Words {
+        uint4 u, v, x;
+    };
+
+    // A slice's codes, as a lane reads them.
     struct SliceCodes {
         u32 slot, lane_place, plane4, lane;
         LaneBases bases;
@@ -48,14 +53,23 @@ struct W12Weights {
 
         __device__ __forceinline__ bool is_crowded() const { return (ends & SliceNote::CROWDED) == SliceNote::CROWDED; }
 
+        __device__ __forceinline__ void load(u32 j, Words& words) const {
+            words.u = load_shared_16(lane_place + j * PLANE8_BYTES), words.v = load_shared_16(lane_place + j * PLANE8_BYTES + 512);
+            words.x = IS_EXACT ? load_shared_16(plane4 + j * PLANE4_BYTES)
+                               : make_uint4(0x88888888, 0x88888888, 0x88888888, 0x88888888);
+        }
+
+        __device__ __forceinline__ void decode(const Words& words, u32 (&a)[4][4]) const {
+            decode_w12(words.u.x, words.v.x, words.x.x, bases, a[0]);
+            decode_w12(words.u.y, words.v.y, words.x.y, bases, a[1]);
+            decode_w12(words.u.z, words.v.z, words.x.z, bases, a[2]);
+            decode_w12(words.u.w, words.v.w, words.x.w, bases, a[3]);
+        }
+
         __device__ __forceinline__ void decode(u32 j, u32 (&a)[4][4]) const {
-            const uint4 u = load_shared_16(lane_place + j * PLANE8_BYTES), v = load_shared_16(lane_place + j * PLANE8_BYTES + 512);
-            const uint4 x = IS_EXACT ? load_shared_16(plane4 + j * PLANE4_BYTES)
-                                     : make_uint4(0x88888888, 0x88888888, 0x88888888, 0x88888888);
-            decode_w12(u.x, v.x, x.x, bases, a[0]);
-            decode_w12(u.y, v.y, x.y, bases, a[1]);
-            decode_w12(u.z, v.z, x.z, bases, a[2]);
-            decode_w12(u.w, v.w, x.w, bases, a[3]);
+            Words words;
+            load(j, words);
+            decode(words, a);
         }
 
         // Where a super-tile's escapes are among those of the note.
@@ -71,10 +85,14 @@ struct W12Weights {
             return part.escapes;
         }
 
-        // Only the lane that holds the weight patches it, and that lane knows the channel's base.
-        __device__ __forceinline__ void patch_entry(u32 entry, u32 (&a)[4][4]) const {
+        // Of the lane that holds the weight, and knows the channel's base.
+        __device__ __forceinline__ bool is_wanted(u32 entry) const {
             const u32 base = (entry & 1u << 17 ? bases.high : bases.low) >> 23;
-            if (IS_EXACT || (entry >> 7 & 0xFF) >= base) patch_escape(a, entry, lane);
+            return IS_EXACT || (entry >> 7 & 0xFF) >= base;
+        }
+
+        __device__ __forceinline__ void patch_entry(u32 entry, u32 (&a)[4][4]) const {
+            if (is_wanted(entry)) patch_escape(a, entry, lane);
         }
     };
 
@@ -127,8 +145,10 @@ struct W12Weights {
             }
             this->find_entries(j, i, end);
 #pragma unroll 1
-            do this->patch_entry(__shfl_sync(0xFFFFFFFF, entries, i), a);
-            while (++i < end);
+            do {
+                const u32 entry = __shfl_sync(0xFFFFFFFF, entries, i);
+                patch_escape_together(a, entry, entry >> 21 == this->lane && this->is_wanted(entry));
+            } while (++i < end);
         }
     };
 };

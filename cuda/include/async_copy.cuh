@@ -53,6 +53,15 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
     } while (!done);
 }
 
+// Whether the phase of the given parity is complete. If not, it may become so at any time.
+__device__ __forceinline__ bool barrier_test(u32 barrier, u32 parity) {
+    u32 done;
+    asm volatile(
+        "{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+    return done;
+}
+
 // An L2 policy for data that is read once.
 __device__ __forceinline__ u64 read_once_policy() {
     u64 policy;

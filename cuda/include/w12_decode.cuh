@@ -42,3 +42,13 @@ __device__ __forceinline__ void patch_escape(u32 (&a)[4][4], u32 entry, u32 lane
         }
     }
 }
+
+// As patch_escape, for warps that wait for each other at every super-tile: no lane goes a way of its own.
+__device__ __forceinline__ void patch_escape_together(u32 (&a)[4][4], u32 entry, bool is_own) {
+    const u32 place = is_own ? 0x10000u << (entry >> 17 & 15) : 0;
+    const u32 halves = entry & 0x10000 ? 0x5410 : 0x3254;
+#pragma unroll
+    for (u32 i = 0; i < 16; i++) {
+        if (place >> (16 + i) & 1) a[i / 4][i % 4] = __byte_perm(a[i / 4][i % 4], entry, halves);
+    }
+}

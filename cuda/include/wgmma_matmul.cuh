@@ -58,20 +58,21 @@ __device__ __forceinline__ u64 read_again_policy() {
     return policy;
 }
 
-// Shared memory: both rings, their barriers. The launcher computes the same size.
+// Shared memory: barriers at fixed places, so that no register holds them, then both rings. The launcher computes the same size.
 template <class Weights, u32 ROWS>
 struct WgmmaLayout {
     static constexpr u32 TILES = block_tiles(ROWS), ROW_SLOT_BYTES = ROWS / 8 * ROW_GROUP_BYTES;
-    u32 slot_bytes, rows, ring, ring_full, ring_empty, rows_full, rows_empty;
+    static constexpr u32 MAX_RING_SLOTS = 4, MAX_ROW_SLOTS = 12, BARRIER_BYTES = 1024;
+    u32 slot_bytes, rows_full, rows_empty, ring_full, ring_empty, rows, ring;
 
     __device__ __forceinline__ WgmmaLayout(const WgmmaParams& p, u32 start) {
         slot_bytes = Weights::NOTE_BYTES + p.matmul.slice_tiles * Weights::TILE_BYTES;
-        rows = start;
+        rows_full = start;
+        rows_empty = rows_full + MAX_ROW_SLOTS * 8;
+        ring_full = rows_empty + MAX_ROW_SLOTS * 8;
+        ring_empty = ring_full + TILES * MAX_RING_SLOTS * 8;
+        rows = start + BARRIER_BYTES;
         ring = rows + p.row_slots * ROW_SLOT_BYTES;
-        ring_full = ring + TILES * p.matmul.ring_slots * slot_bytes;
-        ring_empty = ring_full + TILES * p.matmul.ring_slots * 8;
-        rows_full = ring_empty + TILES * p.matmul.ring_slots * 8;
-        rows_empty = rows_full + p.row_slots * 8;
     }
 };
 
@@ -153,7 +154,7 @@ struct TileStream {
         : p(params), run(cluster_run), k_tiles(num_k_tiles),
           tile_in_unit(blockIdx.x % params.matmul.cluster_blocks * num_tiles + tile),
           slots_start(slots + tile * params.matmul.ring_slots * bytes), slot_bytes(bytes),
-          full_start(full + tile * params.matmul.ring_slots * 8), empty_start(empty + tile * params.matmul.ring_slots * 8),
+          full_start(full), empty_start(empty),
           policy(params.row_tiles > 1 ? read_again_policy() : read_once_policy()), index(0) {
         find_part(num_tiles);
     }
@@ -188,7 +189,9 @@ __device__ __forceinline__ void stream_tiles(const WgmmaParams& p, const WgmmaLa
                                              u32 k_tiles, u32 lane) {
     constexpr u32 TILES = block_tiles(ROWS);
     const u32 ring_slots = p.matmul.ring_slots, own = min(lane, TILES - 1);
-    TileStream<Weights> stream(p, run, k_tiles, own, TILES, shared.ring, shared.slot_bytes, shared.ring_full, shared.ring_empty);
+    const u32 barriers = own * shared.MAX_RING_SLOTS * 8;
+    TileStream<Weights> stream(p, run, k_tiles, own, TILES, shared.ring, shared.slot_bytes, shared.ring_full + barriers,
+                               shared.ring_empty + barriers);
     if (lane < TILES) {
         for (u32 slot = 0; slot < ring_slots; slot++) {
             barrier_init(stream.full_start + slot * 8, 1);
@@ -245,8 +248,8 @@ struct RingPlace {
     }
 };
 
-// A warp's sums of its tile's slices, one after the other. While a super-tile is multiplied the next one is decoded, be it of
-// the same slice or of the next; so nothing waits for a product but the end of an octet.
+// A warp's sums of its tile's slices, one after the other. While a super-tile is multiplied the words of the next one are
+// loaded, be it of the same slice or of the next; other warps decode meanwhile.
 template <class Weights, u32 ROWS>
 struct SliceSums {
     using Layout = WgmmaLayout<Weights, ROWS>;
@@ -254,86 +257,87 @@ struct SliceSums {
     const Layout& shared;
     const u32 k_tiles, tile, warp, lane;
     RingPlace &ring, &rows;
-    u32 octet, slice, len, j, left;  // super-tile `j` of `len` of a slice is decoded; `left` are to be multiplied
     typename Weights::GroupSlice arrived;
 
     __device__ __forceinline__ u32 barrier_of_slot(u32 barriers) const {
-        return barriers + (warp * p.matmul.ring_slots + ring.slot) * 8;
+        return barriers + (warp * Layout::MAX_RING_SLOTS + ring.slot) * 8;
     }
 
-    // Waits for a slice.
-    __device__ __forceinline__ void open() {
-        len = slice_span(p.matmul, k_tiles, octet, slice).len, j = 0;
+    // Waits for a slice of `len` super-tiles.
+    __device__ __forceinline__ void open(u32 len) {
         barrier_wait(barrier_of_slot(shared.ring_full), ring.parity);
-        __syncwarp();
         arrived.open(shared.ring + (warp * p.matmul.ring_slots + ring.slot) * shared.slot_bytes, len, lane);
     }
 
-    // Its slot's bytes are in registers, and may be written again.
+    // The bytes of its slot are in registers, and may be written again.
     __device__ __forceinline__ void close() {
         __syncwarp();
         if (lane == 0) barrier_arrive(barrier_of_slot(shared.ring_empty));
         ring.advance(p.matmul.ring_slots);
     }
 
-    __device__ __forceinline__ void decode(u32 (&a)[4][4]) {
-        arrived.decode(j, a);
-        arrived.patch(p.matmul, tile, j, a);
-    }
-
-    // Multiplies what is decoded in `now`, and decodes what comes next.
-    __device__ __forceinline__ void multiply(const u32 (&now)[4][4], u32 (&next)[4][4], float (&sums)[ROWS / 2],
-                                             float (&octet_sums)[ROWS / 2]) {
-        const bool is_first = j == 0, is_last = j + 1 == len;
-        const u32 of_slice = slice;
+    __device__ __forceinline__ void multiply(const u32 (&a)[4][4], float (&sums)[ROWS / 2], bool adds, bool are_rows_there) {
         const u64 b = matrix_descriptor(shared.rows + rows.slot * Layout::ROW_SLOT_BYTES, 128, ROW_GROUP_BYTES);
-        barrier_wait(shared.rows_full + rows.slot * 8, rows.parity);
-        __syncwarp();
+        if (!are_rows_there) barrier_wait(shared.rows_full + rows.slot * 8, rows.parity);
         wgmma_begin();
 #pragma unroll
         for (u32 fragment = 0; fragment < 4; fragment++) {
             // Only the low word differs: no carry goes on.
             const u64 at = b & ~0xFFFFFFFFull | static_cast<u32>(b) + fragment * (256 >> 4);
-            wgmma_k16<ROWS>(sums, now[fragment], at, fragment > 0 || !is_first);
+            wgmma_k16<ROWS>(sums, a[fragment], at, fragment > 0 || adds);
         }
         wgmma_commit();
-        if (is_last) {
-            close();
-            slice++;
-        } else {
-            j++;
-        }
-        if (--left > 0) {
-            if (is_last) open();
-            decode(next);
-        }
-        wgmma_wait<0>();
-        if (lane < p.matmul.cluster_blocks) barrier_arrive_in_block(address_in_block(shared.rows_empty + rows.slot * 8, lane));
-        rows.advance(p.row_slots);
-        if (!is_last) return;
-#pragma unroll
-        for (u32 i = 0; i < ROWS / 2; i++) {
-            asm volatile("" : "+f"(sums[i]));  // no read of a sum before the wait
-            octet_sums[i] = of_slice == 0 ? sums[i] : octet_sums[i] + sums[i];
-        }
     }
 
-    // Adds slices of an octet to `octet_sums`, from nothing on if the first one is among them.
+    // Adds slices of an octet to `octet_sums`.
     __device__ __forceinline__ void add(const OctetPart& part, float (&octet_sums)[ROWS / 2]) {
-        octet = part.octet, slice = part.first;
-        left = slice_span(p.matmul, k_tiles, octet, part.end).first - slice_span(p.matmul, k_tiles, octet, slice).first;
-        u32 a[2][4][4];
+        u32 slice = part.first, len = slice_span(p.matmul, k_tiles, part.octet, slice).len;
+        u32 a[4][4];
+        typename Weights::Words words;
         float sums[ROWS / 2];
 #pragma unroll
         for (u32 i = 0; i < ROWS / 2; i++) sums[i] = 0.0f;
-        open();
-        decode(a[0]);
+        open(len);
+        arrived.load(0, words);
+        arrived.decode(words, a);
+        arrived.patch(p.matmul, tile, 0, a);
+        bool are_rows_there = false;
+        u32 j = 0;
 #pragma unroll 1
         while (true) {
-            multiply(a[0], a[1], sums, octet_sums);
-            if (left == 0) return;
-            multiply(a[1], a[0], sums, octet_sums);
-            if (left == 0) return;
+            multiply(a, sums, j > 0, are_rows_there);
+            const bool is_last = ++j == len;
+            if (is_last) {
+                close();
+                if (++slice == part.end) break;
+                len = slice_span(p.matmul, k_tiles, part.octet, slice).len, j = 0;
+                open(len);
+            }
+            arrived.load(j, words);
+            const u32 slot = rows.slot;
+            rows.advance(p.row_slots);
+            are_rows_there = barrier_test(shared.rows_full + rows.slot * 8, rows.parity);
+            finish(slot);
+            if (is_last) add_slice(sums, octet_sums);
+            arrived.decode(words, a);
+            arrived.patch(p.matmul, tile, j, a);
+        }
+        finish(rows.slot);
+        rows.advance(p.row_slots);
+        add_slice(sums, octet_sums);
+    }
+
+    // Waits for the products of a super-tile, and gives the slot of its rows back.
+    __device__ __forceinline__ void finish(u32 slot) const {
+        wgmma_wait<0>();
+        if (lane < p.matmul.cluster_blocks) barrier_arrive_in_block(address_in_block(shared.rows_empty + slot * 8, lane));
+    }
+
+    __device__ __forceinline__ static void add_slice(float (&sums)[ROWS / 2], float (&octet_sums)[ROWS / 2]) {
+#pragma unroll
+        for (u32 i = 0; i < ROWS / 2; i++) {
+            asm volatile("" : "+f"(sums[i]));  // no read of a sum before the wait
+            octet_sums[i] += sums[i];
         }
     }
 };
@@ -501,6 +505,9 @@ __device__ __forceinline__ void multiply_run(const WgmmaParams& p, const WgmmaLa
         const OctetPart part = run.part(index);
         const UnitTile<ROWS> own(p, run, part.unit, warp, lane);
         float octet_sums[ROWS / 2];
+        // Minus zero plus the first slice's sum is that sum, whatever its sign.
+#pragma unroll
+        for (u32 i = 0; i < ROWS / 2; i++) octet_sums[i] = -0.0f;
         if (part.first > 0) own.take_cut(octet_sums);
         SliceSums<Weights, ROWS>{p, shared, k_tiles, min(own.tile, p.matmul.num_tiles - 1), warp, lane, ring, rows}.add(part, octet_sums);
         // Found anew, so that no register holds it meanwhile.

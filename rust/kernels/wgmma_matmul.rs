@@ -16,7 +16,8 @@ const CLUSTER_BLOCKS: usize = 2;
 const ROW_GROUP_BYTES: usize = 8 * TILE_COLUMNS * 2;
 /// Bytes of a warp's sums of one row.
 const ROW_SUM_BYTES: usize = TILE_CHANNELS * size_of::<f32>();
-const BARRIER_BYTES: usize = 8;
+/// Bytes of the barriers of as many slots as there may be.
+const BARRIER_BYTES: usize = 1024;
 const WARP_LANES: usize = 32;
 /// Columns with which every slice has a super-tile, as the kernel takes for granted.
 const MIN_COLUMNS: usize = OCTET * TILE_COLUMNS;
@@ -80,10 +81,10 @@ impl WgmmaConfig {
         let map = SliceMap::of(stack.in_features);
         let slot_bytes = stack.format.note_bytes() + map.slice_tiles() * tile_bytes;
         let block_tiles = block_tiles(tile_rows);
-        let step_bytes = block_tiles * (slot_bytes + 2 * BARRIER_BYTES);
-        let row_slot_bytes = tile_rows / 8 * ROW_GROUP_BYTES + 2 * BARRIER_BYTES;
+        let step_bytes = block_tiles * slot_bytes;
+        let row_slot_bytes = tile_rows / 8 * ROW_GROUP_BYTES;
         let [few, many] = ROW_SLOTS;
-        let room = limits.block_shared_bytes;
+        let room = limits.block_shared_bytes.saturating_sub(BARRIER_BYTES);
         let ring_slots =
             (room.saturating_sub(few * row_slot_bytes) / step_bytes).clamp(1, MAX_RING_SLOTS);
         let row_slots = (room.saturating_sub(ring_slots * step_bytes) / row_slot_bytes).min(many);
@@ -92,7 +93,7 @@ impl WgmmaConfig {
             block_tiles,
             ring_slots,
             row_slots,
-            shared_bytes: ring_slots * step_bytes + row_slots * row_slot_bytes,
+            shared_bytes: BARRIER_BYTES + ring_slots * step_bytes + row_slots * row_slot_bytes,
         }
     }
 }
