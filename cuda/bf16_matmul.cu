@@ -5,6 +5,7 @@
 struct Bf16Weights {
     static constexpr u32 TILE_BYTES = TILE_CHANNELS * TILE_COLUMNS * 2;
     static constexpr u32 NOTE_BYTES = 0;
+    static constexpr bool IS_DECODED = false;
     static constexpr u32 STORED_TILE_BYTES = TILE_BYTES;
 
     template <u32 GROUPS>

@@ -22,6 +22,7 @@ struct W12Weights {
     static constexpr u32 PLANE8_BYTES = TILE_CHANNELS * TILE_COLUMNS;
     static constexpr u32 PLANE4_BYTES = PLANE8_BYTES / 2;
     static constexpr u32 NOTE_BYTES = SliceNote::BYTES;
+    static constexpr bool IS_DECODED = true;
     // In memory, and of that what is read.
     static constexpr u32 STORED_TILE_BYTES = PLANE8_BYTES + PLANE4_BYTES;
     static constexpr u32 TILE_BYTES = IS_EXACT ? STORED_TILE_BYTES : PLANE8_BYTES;

@@ -39,6 +39,17 @@ __device__ __forceinline__ void wgmma_k16<32>(float (&d)[16], const u32 (&a)[4],
 }
 
 template <>
+__device__ __forceinline__ void wgmma_k16<48>(float (&d)[24], const u32 (&a)[4], u64 b, bool adds) {
+    asm volatile(
+        "{ .reg .pred adds; setp.ne.u32 adds, %29, 0; "
+        "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}, "
+        "{%24,%25,%26,%27}, %28, adds, 1, 1, 0; }"
+        : WGMMA_SUMS_16(d, 0), WGMMA_SUMS_8(d, 16)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<u32>(adds)));
+}
+
+template <>
 __device__ __forceinline__ void wgmma_k16<64>(float (&d)[32], const u32 (&a)[4], u64 b, bool adds) {
     asm volatile(
         "{ .reg .pred adds; setp.ne.u32 adds, %37, 0; "

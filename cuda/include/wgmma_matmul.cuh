@@ -15,9 +15,11 @@
 #include "signals.cuh"
 #include "slice_sums.cuh"
 
-// Tiles of a unit that a block multiplies, one a warp: as many warps as there are registers for.
-__host__ __device__ constexpr u32 block_tiles(u32 rows) { return rows > 64 ? 8 : 12; }
-__host__ __device__ constexpr u32 block_threads(u32 rows) { return (block_tiles(rows) + 4) * WARP_LANES; }
+// Tiles of a unit that a block multiplies, one a warp: where weights are decoded, as many warps as there are registers for.
+template <class Weights, u32 ROWS>
+constexpr u32 BLOCK_TILES = Weights::IS_DECODED && ROWS <= 64 ? 12 : 8;
+template <class Weights, u32 ROWS>
+constexpr u32 WGMMA_THREADS = (BLOCK_TILES<Weights, ROWS> + 4) * WARP_LANES;
 constexpr u32 ROW_GROUP_BYTES = TILE_COLUMNS * 16;  // eight rows of a super-tile of columns
 
 // Arguments of every kernel of this family; mirrored by the launcher.
@@ -61,7 +63,7 @@ __device__ __forceinline__ u64 read_again_policy() {
 // Shared memory: barriers at fixed places, so that no register holds them, then both rings. The launcher computes the same size.
 template <class Weights, u32 ROWS>
 struct WgmmaLayout {
-    static constexpr u32 TILES = block_tiles(ROWS), ROW_SLOT_BYTES = ROWS / 8 * ROW_GROUP_BYTES;
+    static constexpr u32 TILES = BLOCK_TILES<Weights, ROWS>, ROW_SLOT_BYTES = ROWS / 8 * ROW_GROUP_BYTES;
     static constexpr u32 MAX_RING_SLOTS = 4, MAX_ROW_SLOTS = 12, BARRIER_BYTES = 1024;
     u32 slot_bytes, rows_full, rows_empty, ring_full, ring_empty, rows, ring;
 
@@ -187,7 +189,7 @@ struct TileStream {
 template <class Weights, u32 ROWS>
 __device__ __forceinline__ void stream_tiles(const WgmmaParams& p, const WgmmaLayout<Weights, ROWS>& shared, const ClusterRun& run,
                                              u32 k_tiles, u32 lane) {
-    constexpr u32 TILES = block_tiles(ROWS);
+    constexpr u32 TILES = BLOCK_TILES<Weights, ROWS>;
     const u32 ring_slots = p.matmul.ring_slots, own = min(lane, TILES - 1);
     const u32 barriers = own * shared.MAX_RING_SLOTS * 8;
     TileStream<Weights> stream(p, run, k_tiles, own, TILES, shared.ring, shared.slot_bytes, shared.ring_full + barriers,
@@ -343,9 +345,9 @@ struct SliceSums {
 };
 
 // A warp's part of a unit.
-template <u32 ROWS>
+template <u32 ROWS, u32 TILES>
 struct UnitTile {
-    static constexpr u32 TILES = block_tiles(ROWS), FRAGMENTS = ROWS / 8, FLOATS4 = FRAGMENTS * WARP_LANES;  // a fragment: sums of a tile and eight rows
+    static constexpr u32 FRAGMENTS = ROWS / 8, FLOATS4 = FRAGMENTS * WARP_LANES;  // a fragment: sums of a tile and eight rows
     // Floats that are loaded before the first of them is used, and octets' worth of those.
     static constexpr u32 AT_ONCE = ROWS < 64 ? ROWS / 2 : 32, OCTETS_AT_ONCE = 64 / AT_ONCE;
     const WgmmaParams& p;
@@ -503,7 +505,7 @@ __device__ __forceinline__ void multiply_run(const WgmmaParams& p, const WgmmaLa
 #pragma unroll 1
     for (u32 index = 0; index < run.num_parts; index++) {
         const OctetPart part = run.part(index);
-        const UnitTile<ROWS> own(p, run, part.unit, warp, lane);
+        const UnitTile<ROWS, BLOCK_TILES<Weights, ROWS>> own(p, run, part.unit, warp, lane);
         float octet_sums[ROWS / 2];
         // Minus zero plus the first slice's sum is that sum, whatever its sign.
 #pragma unroll
@@ -513,7 +515,7 @@ __device__ __forceinline__ void multiply_run(const WgmmaParams& p, const WgmmaLa
         // Found anew, so that no register holds it meanwhile.
         asm volatile("" : "+r"(index));
         const OctetPart done = run.part(index);
-        const UnitTile<ROWS> unit(p, run, done.unit, warp, lane);
+        const UnitTile<ROWS, BLOCK_TILES<Weights, ROWS>> unit(p, run, done.unit, warp, lane);
         if (done.end < SLICES) unit.leave_cut(octet_sums);
         else if (run.is_alone(done.unit)) unit.add_octet(done.octet, octet_sums);
         else unit.bring_octet(done.octet, octet_sums);
@@ -522,7 +524,7 @@ __device__ __forceinline__ void multiply_run(const WgmmaParams& p, const WgmmaLa
 
 template <class Weights, u32 ROWS>
 __device__ __forceinline__ void wgmma_matmul(const WgmmaParams& p) {
-    constexpr u32 TILES = block_tiles(ROWS);
+    constexpr u32 TILES = BLOCK_TILES<Weights, ROWS>;
     extern __shared__ __align__(128) u8 shared_bytes[];
     const WgmmaLayout<Weights, ROWS> shared(p, shared_address(shared_bytes));
     // Taken from one lane, so that the compiler knows that a warp agrees on it.
@@ -557,11 +559,13 @@ __device__ __forceinline__ void wgmma_matmul(const WgmmaParams& p) {
     WGMMA_MATMUL_KERNEL(NAME, 8, __VA_ARGS__)  \
     WGMMA_MATMUL_KERNEL(NAME, 16, __VA_ARGS__) \
     WGMMA_MATMUL_KERNEL(NAME, 32, __VA_ARGS__) \
+    WGMMA_MATMUL_KERNEL(NAME, 48, __VA_ARGS__) \
     WGMMA_MATMUL_KERNEL(NAME, 64, __VA_ARGS__) \
     WGMMA_MATMUL_KERNEL(NAME, 128, __VA_ARGS__)
-#define WGMMA_MATMUL_KERNEL(NAME, ROWS, ...)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(block_threads(ROWS), 1) NAME##_wgmma_##ROWS(const __grid_constant__ WgmmaParams p) { \
-        wgmma_matmul<__VA_ARGS__, ROWS>(p);                                                                                    \
+#define WGMMA_MATMUL_KERNEL(NAME, ROWS, ...)                                                \
+    extern "C" __global__ void __launch_bounds__((WGMMA_THREADS<__VA_ARGS__, ROWS>), 1)  \
+        NAME##_wgmma_##ROWS(const __grid_constant__ WgmmaParams p) {                        \
+        wgmma_matmul<__VA_ARGS__, ROWS>(p);                                                 \
     }
 #else
 #define WGMMA_MATMUL_KERNELS(NAME, ...)

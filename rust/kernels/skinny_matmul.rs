@@ -299,8 +299,9 @@ impl SkinnyMatmul<'_> {
         if device.arch() != Arch::Sm90a {
             return None;
         }
-        let num_rows = WgmmaConfig::first_rows(self.num_rows, self.in_features());
-        let stem = WgmmaMatmul::stem_of(self.products[0].weights.format, self.view)?;
+        let format = self.products[0].weights.format;
+        let num_rows = WgmmaConfig::first_rows(self.num_rows, self.in_features(), format);
+        let stem = WgmmaMatmul::stem_of(format, self.view)?;
         (num_rows > 0).then(|| WgmmaMatmul {
             source: self.source(),
             stem,

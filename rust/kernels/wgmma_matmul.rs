@@ -1,4 +1,4 @@
-//! Launching `cuda/include/wgmma_matmul.cuh`: matmuls of more than [`MMA_ROWS`] rows on Hopper, with the bits of all others.
+//! Launching `cuda/include/wgmma_matmul.cuh`: matmuls of more than a few rows on Hopper, with the bits of all others.
 //!
 //! [`WgmmaConfig`] says which rows go there and what a launch takes. None of it changes a sum.
 
@@ -25,10 +25,8 @@ const MIN_COLUMNS: usize = OCTET * TILE_COLUMNS;
 const MAX_RING_SLOTS: usize = 4;
 /// Super-tiles of activations without which the multiplying warps wait for them, and with which they never do.
 const ROW_SLOTS: [usize; 2] = [4, 12];
-/// With no more rows than these, mma.sync is faster; at most what one of its launches multiplies.
-const MMA_ROWS: usize = 32;
 /// Rows of a tile, for which there are kernels.
-const TILE_ROWS: [usize; 5] = [8, 16, 32, 64, MAX_TILE_ROWS];
+const TILE_ROWS: [usize; 6] = [8, 16, 32, 48, 64, MAX_TILE_ROWS];
 const MAX_TILE_ROWS: usize = 128;
 /// A rest of no more than these gets a launch of its own, with a smaller tile.
 const HALF_TILE_ROWS: usize = MAX_TILE_ROWS / 2;
@@ -50,12 +48,12 @@ pub(super) struct WgmmaConfig {
 impl WgmmaConfig {
     /// How many of `num_rows`, from the first on, are to be multiplied with wgmma where there is that: not a rest that one
     /// launch of mma.sync takes.
-    pub(super) fn first_rows(num_rows: usize, in_features: usize) -> usize {
+    pub(super) fn first_rows(num_rows: usize, in_features: usize, format: SliceFormat) -> usize {
         if in_features < MIN_COLUMNS {
             return 0;
         }
         let rest = num_rows % MAX_TILE_ROWS;
-        if rest <= MMA_ROWS {
+        if rest <= mma_rows(format) {
             num_rows - rest
         } else {
             num_rows
@@ -80,7 +78,7 @@ impl WgmmaConfig {
         };
         let map = SliceMap::of(stack.in_features);
         let slot_bytes = stack.format.note_bytes() + map.slice_tiles() * tile_bytes;
-        let block_tiles = block_tiles(tile_rows);
+        let block_tiles = block_tiles(stack.format, tile_rows);
         let step_bytes = block_tiles * slot_bytes;
         let row_slot_bytes = tile_rows / 8 * ROW_GROUP_BYTES;
         let [few, many] = ROW_SLOTS;
@@ -98,21 +96,31 @@ impl WgmmaConfig {
     }
 }
 
+/// With no more rows than these, mma.sync is faster; at most what one of its launches multiplies.
+fn mma_rows(format: SliceFormat) -> usize {
+    match format {
+        SliceFormat::W12 => 16,
+        _ => 32,
+    }
+}
+
 fn tile_rows(num_rows: usize) -> usize {
     let fits = |rows: &usize| num_rows <= *rows;
     TILE_ROWS.into_iter().find(fits).unwrap_or(MAX_TILE_ROWS)
 }
 
-/// Tiles that a block has registers for; `block_tiles` of `wgmma_matmul.cuh`.
-fn block_tiles(tile_rows: usize) -> usize {
-    if tile_rows > 64 { 8 } else { 12 }
+/// Tiles that a block multiplies; `BLOCK_TILES` of `wgmma_matmul.cuh`.
+fn block_tiles(format: SliceFormat, tile_rows: usize) -> usize {
+    match format {
+        SliceFormat::W12 if tile_rows <= 64 => 12,
+        _ => 8,
+    }
 }
 
 /// Units of a cluster's channels.
 fn num_units(stack: Stack, tile_rows: usize) -> usize {
-    stack
-        .num_tiles
-        .div_ceil(block_tiles(tile_rows) * CLUSTER_BLOCKS)
+    let unit_tiles = block_tiles(stack.format, tile_rows) * CLUSTER_BLOCKS;
+    stack.num_tiles.div_ceil(unit_tiles)
 }
 
 /// `WgmmaParams` of `wgmma_matmul.cuh`.
@@ -183,7 +191,7 @@ impl WgmmaMatmul {
         num_blocks: usize,
     ) -> [usize; 4] {
         let units = num_units(stack, tile_rows) * num_rows.div_ceil(tile_rows);
-        let own = block_tiles(tile_rows) * tile_rows * ROW_SUM_BYTES;
+        let own = block_tiles(stack.format, tile_rows) * tile_rows * ROW_SUM_BYTES;
         let num_octets = SliceMap::of(stack.in_features).num_octets;
         let shared = num_blocks.min(units * CLUSTER_BLOCKS) * num_octets * own;
         let first = self.row_bytes();
@@ -332,15 +340,20 @@ mod tests {
     #[test]
     fn rows_are_shared_out_between_instructions() {
         for (num_rows, wgmma, launches) in [
-            (32, 0, vec![]),
+            (16, 0, vec![]),
+            (17, 17, vec![17]),
             (33, 33, vec![33]),
             (100, 100, vec![100]),
-            (130, 128, vec![128]),
+            (144, 128, vec![128]),
             (300, 300, vec![256, 44]),
             (360, 360, vec![360]),
         ] {
-            assert_eq!(WgmmaConfig::first_rows(num_rows, 512), wgmma, "{num_rows}");
-            assert_eq!(WgmmaConfig::first_rows(num_rows, 448), 0);
+            assert_eq!(
+                WgmmaConfig::first_rows(num_rows, 512, SliceFormat::W12),
+                wgmma,
+                "{num_rows}"
+            );
+            assert_eq!(WgmmaConfig::first_rows(num_rows, 448, SliceFormat::W12), 0);
             let mut left = wgmma;
             let mut got = Vec::new();
             while left > 0 {
