@@ -335,6 +335,19 @@ def test_layers_with_windows_keep_them(device: str, max_num_batched_tokens: int 
     assert "window" not in render(plan(QWEN_27B, max_num_seqs=1))
 
 
+def test_the_command_takes_the_rows_of_a_pass():
+    """As `LLM` does: windows grow with them, by the same plan, and what is no size is refused."""
+    arguments = ("plan", GEMMA_12B, "--memory", "80GB", "--device", "cuda", "--max-num-seqs", "1")
+    for rows, pages in ((None, 16), (65, 17), (2048, 47)):
+        flag = () if rows is None else ("--max-num-batched-tokens", str(rows))
+        planned = json.loads(specpilot(*arguments, *flag, "--json").stdout)
+        assert planned["window_pages"] == pages
+        assert planned == plan(GEMMA_12B, max_num_seqs=1, max_num_batched_tokens=rows)
+    for rows in ("0", "8193"):
+        message = error_of(*arguments, "--max-num-batched-tokens", rows)
+        assert f"`max_num_batched_tokens` should be an integer in 1..=8192 or None, got {rows}" in message
+
+
 def test_short_requests_take_no_whole_window():
     """Of many requests a window each would not fit the card, of requests that are shorter all do."""
     windows = 300 * 1024 * 655_360
