@@ -21,6 +21,18 @@ impl Left {
     }
 }
 
+/// Most pages of context that requests come to which share `num_windows` pages of windows.
+fn usable_pages(footprint: &Footprint, num_windows: usize) -> usize {
+    let longest = footprint.pages_per_sequence;
+    let window = footprint.ring_pages.min(longest);
+    let num_pages = match window {
+        0 => longest.saturating_mul(footprint.num_slots),
+        // Whoever has no whole window has no context beyond it.
+        _ => (num_windows / window).saturating_mul(longest) + num_windows % window,
+    };
+    num_pages.min(MAX_PAGES)
+}
+
 /// A memory and the share of it that an engine may take.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Budget {
@@ -36,18 +48,21 @@ impl Budget {
         (self.memory_bytes as f64 * self.utilization) as u64
     }
 
-    /// Bytes left beside `footprint`, to take pages from.
-    fn left(&self, footprint: &Footprint) -> Left {
-        Left(self.bytes().saturating_sub(footprint.fixed_bytes()))
+    /// Bytes left beside `footprint`, to take pages from; `None` when not even that fits.
+    fn left(&self, footprint: &Footprint) -> Option<Left> {
+        self.bytes().checked_sub(footprint.fixed_bytes()).map(Left)
     }
 
     /// Pages that fit beside `footprint`: first those of one request of `max_model_len` tokens, then of every other slot
-    /// a window with as much context, then context alone. When pages take nothing, as many as there are numbers for.
+    /// a window with as much context, then context alone. Pages of layers that keep everything are, where there are no
+    /// such layers, as many as requests can use.
     pub fn pool(&self, footprint: &Footprint) -> PerSpan<usize> {
         let page = footprint.page_bytes();
         let both = page.whole.saturating_add(page.window);
         let window = footprint.ring_pages.min(footprint.pages_per_sequence);
-        let mut left = self.left(footprint);
+        let Some(mut left) = self.left(footprint) else {
+            return PerSpan::default();
+        };
         let first = left.take(both, window);
         if first < window {
             return PerSpan {
@@ -57,9 +72,13 @@ impl Budget {
         }
         let longer = left.take(page.whole, footprint.pages_per_sequence - window);
         let others = left.take(both, window.saturating_mul(footprint.num_slots - 1));
-        let most = MAX_PAGES - (first + longer + others).min(MAX_PAGES);
+        let most = match page.whole {
+            0 => usable_pages(footprint, first + others),
+            _ => MAX_PAGES,
+        };
+        let shared = first + longer + others;
         PerSpan {
-            whole: first + longer + others + left.take(page.whole, most),
+            whole: shared + left.take(page.whole, most.saturating_sub(shared)),
             window: first + others,
         }
     }
@@ -67,7 +86,9 @@ impl Budget {
     /// Pages, in layers that keep everything, of the longest request that fits beside `footprint`.
     pub fn longest_request(&self, footprint: &Footprint) -> usize {
         let page = footprint.page_bytes();
-        let mut left = self.left(footprint);
+        let Some(mut left) = self.left(footprint) else {
+            return 0;
+        };
         let first = left.take(page.whole.saturating_add(page.window), footprint.ring_pages);
         match first == footprint.ring_pages {
             true => first + left.take(page.whole, MAX_PAGES - first),
@@ -76,17 +97,16 @@ impl Budget {
     }
 
     /// Requests of `max_model_len` tokens that `pool` serves at once; where it serves every slot, as many as fit if there
-    /// were slots enough.
+    /// were slots enough, unless their pages take nothing.
     pub fn full_requests(&self, footprint: &Footprint, pool: PerSpan<usize>) -> usize {
         let longest = footprint.pages_of(footprint.pages_per_sequence * KV_BLOCK);
         let by_windows = pool.window.checked_div(longest.window);
         let served = (pool.whole / longest.whole).min(by_windows.unwrap_or(usize::MAX));
-        match served < footprint.num_slots {
-            true => served,
-            false => {
-                let request_bytes = footprint.pool_bytes(longest);
-                self.left(footprint).take(request_bytes, MAX_PAGES)
-            }
+        match (served < footprint.num_slots, footprint.pool_bytes(longest)) {
+            (true, _) | (_, 0) => served,
+            (false, request_bytes) => self
+                .left(footprint)
+                .map_or(0, |mut left| left.take(request_bytes, MAX_PAGES)),
         }
     }
 
