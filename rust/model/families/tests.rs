@@ -352,3 +352,31 @@ fn an_unknown_architecture_is_told_what_is_known() {
     );
     assert!(names.iter().all(|name| message.contains(name)), "{message}");
 }
+
+/// FP8 weights are read, scales of a quantised cache are not: the key says so before their tensors do.
+#[test]
+fn quantised_keys_and_values_are_refused_by_their_key() {
+    let fp8 = |scheme: Option<Value>| {
+        let mut fp8 = json!({"quant_method": "compressed-tensors", "format": "float-quantized"});
+        if let Some(scheme) = scheme {
+            fp8["kv_cache_scheme"] = scheme;
+        }
+        Some(fp8)
+    };
+    for scheme in [None, Some(Value::Null)] {
+        let mut config = gemma_4_12b();
+        config["quantization_config"] = fp8(scheme).unwrap();
+        assert_eq!(read(&config).unwrap(), read(&gemma_4_12b()).unwrap());
+    }
+    let scheme = json!({"dynamic": false, "num_bits": 8, "strategy": "tensor", "type": "float"});
+    let message = refusal(
+        gemma_4_12b(),
+        "/quantization_config",
+        fp8(Some(scheme.clone())),
+    );
+    let says = format!(
+        "config.json: `quantization_config.kv_cache_scheme` should be null or left out: keys and values are held as \
+         they are computed, in fp32, got {scheme}"
+    );
+    assert!(message.ends_with(&says), "{message}");
+}
