@@ -130,11 +130,11 @@ impl<'a> Section<'a> {
     }
 
     /// An error saying that `key` is absent.
-    pub fn missing(&self, key: &str, expected: &'static str) -> ConfigError {
+    pub fn missing(&self, key: &str, expected: impl Into<String>) -> ConfigError {
         ConfigError::MissingKey {
             file: self.file.to_owned(),
             key: self.dotted(key),
-            expected,
+            expected: expected.into(),
         }
     }
 

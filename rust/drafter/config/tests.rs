@@ -273,7 +273,18 @@ fn unusable_keys_are_refused_by_name() {
     let mut config = demo_json();
     config["rope_parameters"] = json!({"rope_type": "longrope", "rope_theta": 1e6, "factor": 32.0});
     let error = from_json(MethodKind::DFlash, &config).unwrap_err().into();
-    assert_says(&error, &["rope_parameters.rope_type", "longrope"]);
+    assert_says(
+        &error,
+        &[
+            "rope_parameters.rope_type` should be \"default\" or \"llama3\" or \"yarn\", got \"longrope\"",
+        ],
+    );
+    config["rope_parameters"] = json!({"rope_theta": 1e6});
+    let error = from_json(MethodKind::DFlash, &config).unwrap_err().into();
+    assert_says(
+        &error,
+        &["rope_type` is missing (\"default\" or \"llama3\" or \"yarn\")"],
+    );
     config["rope_parameters"] = json!({"rope_type": "yarn", "rope_theta": 1e6, "factor": 32.0});
     let error = from_json(MethodKind::DFlash, &config).unwrap_err().into();
     assert_says(&error, &["original_max_position_embeddings"]);

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::model::config::{RopeConfig, RopeScaling};
 use crate::weights::raw_safetensors::{copy, edit_json, family};
 
 /// `config.json` of `google/gemma-4-12B-it`.
