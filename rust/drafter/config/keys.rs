@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::format::{Format, Packaging};
 use crate::error::ConfigError;
 use crate::model::config::RopeConfig;
-use crate::model::config_file::Section;
+use crate::model::config_file::{Section, shown};
 use crate::model::families::rotation::{OF_DRAFTERS, rope, rope_scaling, rope_sections};
 use crate::weights::Checkpoint;
 
@@ -52,7 +52,9 @@ impl<'a> Keys<'a> {
         for level in &self.levels {
             match (found.and_then(|outer| outer.get(key)), level.get(key)) {
                 (Some(outer), Some(inner)) if outer != inner => {
-                    return Err(level.invalid(key, format!("what the top level says, {outer}")));
+                    return Err(
+                        level.invalid(key, format!("what the top level says, {}", shown(outer)))
+                    );
                 }
                 (_, Some(_)) => found = Some(level),
                 (_, None) => {}

@@ -344,6 +344,16 @@ fn a_rope_scaling_stands_in_the_place_of_rope_parameters() {
 }
 
 #[test]
+fn long_lists_are_shown_by_their_start() {
+    let mut config = demo_json();
+    section(&mut config, "dflash_config")["target_layer_ids"] = json!(vec!["one"; 5000]);
+    let error: Error = from_json(MethodKind::DFlash, &config).unwrap_err().into();
+    let got = "got [\"one\",\"one\",\"one\",\"one\",... 5000 items]";
+    assert_says(&error, &["dflash_config.target_layer_ids", got]);
+    assert!(error.to_string().len() < 300, "{error}");
+}
+
+#[test]
 fn target_layer_ids_have_no_default() {
     let dir = dflash_copy();
     edit_json(dir.path(), "config.json", |config| {
