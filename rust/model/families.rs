@@ -248,10 +248,11 @@ fn find_family(path: &Path, root: &Section<'_>) -> Result<&'static Family> {
     }
     let file = path.to_owned();
     let expected = FAMILIES.each_ref().map(|f| f.architecture).join(", ");
-    let got = match names.first() {
-        Some(Value::String(name)) => name.clone(),
-        other => other.unwrap_or(&Value::Null).to_string(),
+    let Some(Value::String(got)) = names.first() else {
+        let expected = format!("an array with the model's class name, one of {expected}");
+        return Err(root.invalid("architectures", expected));
     };
+    let got = got.clone();
     Err(match is_drafter(&got, root) {
         true => ConfigError::DrafterAsTarget {
             file,

@@ -344,6 +344,18 @@ fn a_rope_scaling_stands_in_the_place_of_rope_parameters() {
 }
 
 #[test]
+fn an_empty_list_of_architectures_is_told_what_is_known() {
+    for given in [json!([]), json!([7])] {
+        let dir = dflash_copy();
+        edit_json(dir.path(), "config.json", |config| {
+            config["architectures"] = given.clone();
+        });
+        let start = "`architectures` should be an array with the drafter's class name, one of DFlashDraftModel, Muse";
+        assert_says(&refused(dir.path()), &[start, &format!(", got {given}")]);
+    }
+}
+
+#[test]
 fn long_lists_are_shown_by_their_start() {
     let mut config = demo_json();
     section(&mut config, "dflash_config")["target_layer_ids"] = json!(vec!["one"; 5000]);

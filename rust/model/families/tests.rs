@@ -342,16 +342,21 @@ fn a_rope_scaling_stands_in_the_place_of_rope_parameters() {
 #[test]
 fn an_unknown_architecture_is_told_what_is_known() {
     let names: Vec<&str> = supported_architectures().map(|(name, _)| name).collect();
-    let message = refusal(
-        gemma_4_12b(),
-        "/architectures",
-        Some(json!(["Gemma3ForCausalLM"])),
-    );
-    assert!(
-        message.contains("`Gemma3ForCausalLM` is not supported"),
-        "{message}"
-    );
-    assert!(names.iter().all(|name| message.contains(name)), "{message}");
+    let an_array = "`architectures` should be an array with the model's class name, one of Qwen3_5";
+    for (given, says) in [
+        (
+            json!(["Gemma3ForCausalLM"]),
+            ["`Gemma3ForCausalLM` is not supported", "supported: Qwen3_5"],
+        ),
+        (json!([]), [an_array, ", got []"]),
+        (json!([null]), [an_array, ", got [null]"]),
+    ] {
+        let message = refusal(gemma_4_12b(), "/architectures", Some(given));
+        let parts = says.iter().chain(&names);
+        for part in parts {
+            assert!(message.contains(part), "`{part}` not in: {message}");
+        }
+    }
 }
 
 /// FP8 weights are read, scales of a quantised cache are not: the key says so before their tensors do.
