@@ -89,6 +89,61 @@ fn pages_go_to_one_long_request_then_to_windows_then_to_contexts() {
     }
 }
 
+/// Every split of a memory tried: none gives a larger share of what could run to both who fill a window and who go on
+/// from there; and one request of any length that is let in fits, in no more bytes than there are.
+#[test]
+fn windows_and_contexts_are_balanced() {
+    let ring = RING as u64;
+    let mut num_cut = 0;
+    for max_model_len in [700, 2_048, 32_768, 131_072, 262_144] {
+        for num_slots in [1, 3, 8, 29, 64] {
+            let footprint = gemma(max_model_len, num_slots);
+            let longest = footprint.pages_per_sequence as u64;
+            let window = ring.min(longest);
+            let middle = ((window * longest) as f64).sqrt() as u64;
+            let one = window * WINDOW + longest * WHOLE;
+            for num_bytes in [
+                one,
+                one + 7 * WINDOW,
+                2 * one + WHOLE,
+                4 * one,
+                46_400_000_000,
+            ] {
+                if num_bytes < one {
+                    continue;
+                }
+                let budget = leaving(&footprint, num_bytes);
+                let pool = budget.pool(&footprint);
+                assert!(footprint.pool_bytes(pool) <= num_bytes);
+                assert!(num_bytes - footprint.pool_bytes(pool) < WHOLE);
+                let full = footprint.pages_of(max_model_len);
+                assert!(pool.whole >= full.whole && pool.window >= full.window);
+
+                let slots = num_slots as u64;
+                let beside_one = (num_bytes - one) / (WHOLE + WINDOW);
+                let most = window + beside_one.min(window * (slots - 1));
+                let possible = slots.min(num_bytes / (window * WINDOW + middle * WHOLE));
+                let shares = |num_windows: u64| {
+                    let contexts = (num_bytes - num_windows * WINDOW) / WHOLE / middle;
+                    let of_contexts = (contexts as f64 / possible as f64).min(1.0);
+                    of_contexts.min(num_windows as f64 / most as f64)
+                };
+                let best = (window..=most).map(shares).fold(0.0, f64::max);
+                let got = shares(pool.window as u64);
+                assert_eq!(
+                    got, best,
+                    "{max_model_len} {num_slots} {num_bytes}: {pool:?}"
+                );
+                num_cut += usize::from((pool.window as u64) < most);
+            }
+        }
+    }
+    assert!(
+        num_cut > 5,
+        "windows are given up for contexts {num_cut} times"
+    );
+}
+
 #[test]
 fn the_longest_request_pays_for_its_window_once() {
     let ring = RING as u64;
