@@ -32,6 +32,11 @@ extern __shared__ float4 dynamic_memory[];
 
 __device__ __forceinline__ u32 shared_blocks(const SegmentFacts& segment) { return segment.committed_len / KV_BLOCK; }
 
+// The first position that a row sees.
+__device__ __forceinline__ u32 first_seen_from(u32 position, u32 window) {
+    return window == 0 || position < window ? 0 : position + 1 - window;
+}
+
 __device__ __forceinline__ u64 partial_place(const TreeAttentionParams& p, u32 row, u32 place, u32 q_head) {
     return (static_cast<u64>(row - p.first_row) * (GATHERED_BLOCKS + p.num_splits) + place) * p.q_heads + q_head;
 }
@@ -88,6 +93,7 @@ struct Item {
     u32 group;          // query heads of a kv head
     u32 group_inverse;  // 2^16 / group, rounded up: exact for what a tile divides
     u32 kv_head, first_row, num_rows, first_block, num_blocks;
+    u32 first_seen;     // no row sees a position before it
 
     __device__ Item(const TreeAttentionParams& params)
         : p(params), memory(*reinterpret_cast<Memory*>(dynamic_memory)), group(params.q_heads / params.kv_heads) {
@@ -98,16 +104,17 @@ struct Item {
     __device__ u32 row_of(u32 query) const { return first_row + (query * group_inverse >> 16); }
     __device__ u32 head_of(u32 query) const { return kv_head * group + query - (query * group_inverse >> 16) * group; }
 
-    // Looks up where the item's positions lie: those not committed on its row's path.
+    // Looks up where the item's positions lie: those not committed on its row's path. What no row sees lies nowhere: where
+    // pages make a ring its lane may hold a newer position, and a weight of zero makes NaN of one that is no number.
     __device__ void find_sources() const {
         if (threadIdx.x >= num_blocks * KV_BLOCK) return;
         const u32 position = first_block * KV_BLOCK + threadIdx.x;
         const float *k = nullptr, *v = nullptr;
-        if (position < segment.committed_len) {
+        if (position >= first_seen && position < segment.committed_len) {
             const u64 page = p.paths.pages[segment.first_page + position / KV_BLOCK];
             const u64 at = ((page * p.kv_heads + kv_head) * KV_BLOCK + position % KV_BLOCK) * p.head_dim;
             k = p.k_pages + at, v = p.v_pages + at;
-        } else if (position <= p.paths.positions[first_row]) {
+        } else if (position >= first_seen && position <= p.paths.positions[first_row]) {
             const u64 row = p.paths.path_rows[p.paths.rows[first_row].path_start + position - segment.committed_len];
             const u64 at = (row * p.kv_heads + kv_head) * p.head_dim;
             k = p.k_tail + at, v = p.v_tail + at;
@@ -231,6 +238,7 @@ __device__ __forceinline__ void run_gathered(Item<HEAD_DIM, TILES>& item, u32 in
     item.segment = p.paths.segments[p.paths.rows[item.first_row].segment];
     item.first_block = shared_blocks(item.segment);
     item.num_blocks = p.paths.positions[item.first_row] / KV_BLOCK - item.first_block + 1;
+    item.first_seen = first_seen_from(p.paths.positions[item.first_row], p.window);
     wait_for_predecessors();
     item.run(0, true);
 }
@@ -249,8 +257,8 @@ __device__ __forceinline__ void run_shared(Item<HEAD_DIM, TILES>& item, u32 inde
         item.num_rows = min(item.segment.first_row + item.segment.num_rows, end) - item.first_row;
         const u32 last = shared_blocks(item.segment);
         // Of the segment's rows the first sees furthest back.
-        const u32 in_sight = item.segment.committed_len + 1 - min(p.window, item.segment.committed_len + 1);
-        if (last <= item.first_block || (p.window > 0 && (split + 1) * KV_SPLIT <= in_sight)) continue;
+        item.first_seen = first_seen_from(item.segment.committed_len, p.window);
+        if (last <= item.first_block || (split + 1) * KV_SPLIT <= item.first_seen) continue;
         item.num_blocks = min(last - item.first_block, SPLIT_BLOCKS);
         item.run(GATHERED_BLOCKS + split, false);
     }
@@ -278,7 +286,7 @@ extern "C" __global__ void tree_attention_merge(const __grid_constant__ TreeAtte
     const u32 row = p.first_row + blockIdx.x / p.q_heads, q_head = blockIdx.x % p.q_heads, column = threadIdx.x * 4;
     const u32 position = p.paths.positions[row];
     const u32 num_shared = shared_blocks(p.paths.segments[p.paths.rows[row].segment]);
-    const u32 first = (p.window == 0 || position < p.window ? 0 : position + 1 - p.window) / KV_SPLIT;
+    const u32 first = first_seen_from(position, p.window) / KV_SPLIT;
     const u32 last = position / KV_SPLIT, num_whole = min(num_shared / SPLIT_BLOCKS, last);  // splits of one partial each
     const bool works = column < p.head_dim;
     const u64 split_len = static_cast<u64>(p.q_heads) * p.head_dim;

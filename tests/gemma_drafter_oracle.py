@@ -40,8 +40,8 @@ def widened(tensors: Tensors) -> dict[str, Array]:
     }
 
 
-def rms(x: Array, weight: Array | None = None) -> Array:
-    y = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6)
+def rms(x: Array, weight: Array | None = None, eps: float = 1e-6) -> Array:
+    y = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
     return y if weight is None else y * weight
 
 

@@ -47,6 +47,7 @@ def still_usable(demo_llm: LLM, expected: list[int]) -> Iterator[None]:
         ({"prompt_token_ids": [-1]}, "prompt token 0 is -1"),
         ({"prompt_token_ids": [2**40]}, "outside the vocabulary"),
         ({"prompt_token_ids": ["a"]}, "integers"),
+        ({"prompt_token_ids": ["a"] * 5000}, r"got list \['a', 'a', 'a', 'a', \.\.\. 5000 items\]$"),
         ({"prompt_token_ids": [1.5]}, "integers"),
         ({"prompt_token_ids": 7}, "integers"),
         ({"prompt_token_ids": "abc"}, "token ids"),

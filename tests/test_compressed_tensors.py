@@ -127,6 +127,25 @@ def test_scales_of_a_config_give_the_bits_of_their_weights(strategy: str, tmp_pa
     assert findings["config.json"] == findings["weights"] == doctor.Level.OK
 
 
+def test_quantised_keys_and_values_name_their_key(tmp_path: Path) -> None:
+    """As published: the key with its scheme, and scales of every layer's keys and values."""
+    stored, _, _ = compressed(tmp_path, "channel")
+    tensors = read_tensors(stored / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(("k_proj.weight", "v_proj.weight"))]:
+        scale = name.replace("_proj.weight", "_scale")
+        tensors[scale] = ("BF16", [1], to_bits(np.array([0.03])).tobytes())
+    write_tensors(stored / "model.safetensors", tensors)
+    config = json.loads((stored / "config.json").read_text())
+    config["quantization_config"]["kv_cache_scheme"] = arguments("tensor", dynamic=False)
+    (stored / "config.json").write_text(json.dumps(config))
+    message = "`quantization_config.kv_cache_scheme` should be null or left out: keys and values are held as"
+    with pytest.raises(ConfigError, match=message):
+        LLM(str(stored), skip_tokenizer_init=True)
+    [found] = [finding for finding in doctor.examine(stored) if finding.what == "config.json"]
+    assert found.level is doctor.Level.FAIL
+    assert message in found.message
+
+
 @pytest.mark.parametrize("name", ["int-quantized", "pack-quantized", "marlin-24", None])
 def test_other_layouts_of_the_library_name_themselves(name: str | None, tmp_path: Path) -> None:
     config = json.loads((CASE / "config.json").read_text())

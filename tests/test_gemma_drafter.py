@@ -7,18 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from specpilot_rs import LLM, CheckpointError, ConfigError, SamplingParams
+from specpilot_rs import LLM, CheckpointError, ConfigError
 
 from . import random_drafters as drafters
 from .conftest import FIXTURES
+from .drafted_chains import Drafted, drafted_chains
 from .gemma_drafter_oracle import Layers, Oracle, widened
 from .safetensors_file import read_tensors, write_tensors
 
 TARGET = FIXTURES / "families" / "gemma4_unified"
 NUM_DRAFTED = drafters.BLOCK
-PARAMS = SamplingParams(max_tokens=12, ignore_eos=True)
 
 
 def open_pair(drafter: Path, target: Path = TARGET) -> LLM:
@@ -53,34 +52,22 @@ def drafted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     drafters.gemma_dspark(maker, directory)
     llm = open_pair(directory)
     assert "DSpark in DeepSpec format, block 6, first draft from row 0" in llm.describe()["drafter"]
-    outputs = llm.generate(
-        [{"prompt_token_ids": ids} for ids in prompts()], PARAMS, use_tqdm=False, record_rounds=True
-    )
+    rounds = drafted_chains(llm, prompts(), maker.taps)
     embed = widened(read_tensors(TARGET / "model.safetensors"))["model.language_model.embed_tokens.weight"]
     config = json.loads((directory / "config.json").read_text())
     oracle = Oracle(widened(read_tensors(directory / "model.safetensors")), config, embed)
-    rounds = []
-    for output in outputs:
-        ids = [*output.prompt_token_ids, *output.outputs[0].token_ids]
-        last = max(drafting.anchor_position for drafting in output.rounds)
-        residuals = [llm.score(ids[: end + 1]).last_residuals for end in range(last)]
-        # A tap is what leaves a layer; the first residual enters layer 0.
-        taps = np.array([rows[[tap + 1 for tap in maker.taps]].ravel() for rows in residuals], np.float64)
-        for drafting in output.rounds:
-            anchor = drafting.anchor_position
-            rounds.append((taps[:anchor], ids[anchor], list(drafting.draft_token_ids)))
     assert len(rounds) > 12
     return oracle, rounds
 
 
-def chains(oracle: Oracle, rounds: list[Any]) -> list[list[int]]:
+def chains(oracle: Oracle, rounds: list[Drafted]) -> list[list[int]]:
     # A block has its usual number of rows even where fewer tokens are left to come.
-    return [oracle.draft(taps, token, NUM_DRAFTED)[: len(chain)] for taps, token, chain in rounds]
+    return [oracle.draft(at.taps, at.ids[-1], NUM_DRAFTED)[: len(at.chain)] for at in rounds]
 
 
 def test_drafts_follow_the_equations(drafted: Any) -> None:
     oracle, rounds = drafted
-    want = [chain for _, _, chain in rounds]
+    want = [at.chain for at in rounds]
     assert max(map(len, want)) == NUM_DRAFTED
     assert len({token for chain in want for token in chain}) > 20
     assert chains(oracle, rounds) == want
@@ -101,7 +88,7 @@ def test_drafts_follow_the_equations(drafted: Any) -> None:
 )
 def test_every_part_of_a_layer_shows_in_the_drafts(drafted: Any, slip: dict[str, Any]) -> None:
     oracle, rounds = drafted
-    assert chains(replace(oracle, layers=Layers(**slip)), rounds) != [chain for *_, chain in rounds]
+    assert chains(replace(oracle, layers=Layers(**slip)), rounds) != [at.chain for at in rounds]
 
 
 def test_files_that_lack_a_part_are_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import re
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,21 @@ def test_what_cannot_be_honoured_is_refused(params: dict[str, Any], part: str):
     with pytest.raises(RequestError, match=part) as raised:
         SamplingParams(**params)
     assert raised.value.code == "request"
+
+
+def test_values_are_shown_but_long_ones_by_their_start():
+    nine = list(range(9))
+    for short in (nine[:8], (1, [2]), "x" * 198, {"a": [1]}, None, [[], ()]):
+        assert shown(short) == repr(short)
+    assert shown(nine) == "[0, 1, 2, 3, ... 9 items]"
+    assert shown(tuple(nine)) == "(0, 1, 2, 3, ... 9 items)"
+    assert shown([nine] * 100_000) == f"[{', '.join([shown(nine)] * 4)}, ... 100000 items]"
+    assert shown("x" * 199) == f"'{'x' * 199}..."
+    assert re.fullmatch(r"array\(\[0\.0?[0-9., \n]+\.\.\. of shape \(999,\)", shown(np.arange(999) / 1000))
+    with pytest.raises(RequestError, match=r"got \[-1, -1, -1, -1, \.\.\. 5000 items\]$"):
+        SamplingParams(stop_token_ids=[-1] * 5000)
+    with pytest.raises(OptionError, match=r"verify_costs` .* got \[0, 0, 0, 0, \.\.\. 64 items\]$"):
+        SpeculativeConfig(verify_costs=[0] * 64)
 
 
 def test_integers_of_numpy_are_integers():

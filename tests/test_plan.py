@@ -335,6 +335,47 @@ def test_layers_with_windows_keep_them(device: str, max_num_batched_tokens: int 
     assert "window" not in render(plan(QWEN_27B, max_num_seqs=1))
 
 
+def test_the_command_takes_the_rows_of_a_pass():
+    """As `LLM` does: windows grow with them, by the same plan, and what is no size is refused."""
+    arguments = ("plan", GEMMA_12B, "--memory", "80GB", "--device", "cuda", "--max-num-seqs", "1")
+    for rows, pages in ((None, 16), (65, 17), (2048, 47)):
+        flag = () if rows is None else ("--max-num-batched-tokens", str(rows))
+        planned = json.loads(specpilot(*arguments, *flag, "--json").stdout)
+        assert planned["window_pages"] == pages
+        assert planned == plan(GEMMA_12B, max_num_seqs=1, max_num_batched_tokens=rows)
+    for rows in ("0", "8193"):
+        message = error_of(*arguments, "--max-num-batched-tokens", rows)
+        assert f"`max_num_batched_tokens` should be an integer in 1..=8192 or None, got {rows}" in message
+
+
+def test_windows_alone_take_no_context(tmp_path: Path):
+    """Where all layers slide a request keeps its windows, and its context is the model's own."""
+    config = json.loads((GEMMA_12B / "config.json").read_bytes())
+    config["text_config"]["layer_types"] = ["sliding_attention"] * 48
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ring = 16 * 64 * 48 * 2 * 8 * 256 * 4
+    fixed = plan(tmp_path, "400GB", max_num_seqs=4)["formats"]["bf16"]["fixed_bytes"]
+    for num_rings in (1, 3, 4):
+        # Half a ring more is room for nothing that is long.
+        memory = f"{int((fixed + num_rings * ring + ring / 2) / 0.9) + 1}B"
+        planned = plan(tmp_path, memory, max_num_seqs=4)
+        form = planned["formats"]["bf16"]
+        longest = planned["max_position_embeddings"]
+        assert form["full_requests"] == num_rings
+        assert form["largest_context"] == longest
+        assert form["pool_window_pages"] == 16 * num_rings + 8 * (num_rings < 4)
+        assert form["pool_tokens"] == num_rings * longest + 8 * 64 * (num_rings < 4)
+        assert form["pool_bytes"] == form["pool_window_pages"] * ring // 16
+        text = render(planned)
+        assert "a token of context takes 0 B, in a window 786,432 B more" in text
+        labels = re.findall(r"^  (\S.*?)  ", text, flags=re.MULTILINE)
+        assert labels == ["pages of windows", "tokens", "largest context", f"requests of {longest:,}"]
+        assert "4,294,967" not in text
+    # W12 makes room for windows, not for a longer context.
+    pools = {name: planned["formats"][name]["pool_window_pages"] for name in ("bf16", "w12")}
+    assert planned["pool_ratio"] == pools["w12"] / pools["bf16"]
+
+
 def test_short_requests_take_no_whole_window():
     """Of many requests a window each would not fit the card, of requests that are shorter all do."""
     windows = 300 * 1024 * 655_360

@@ -113,7 +113,7 @@ def read_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]
             if not isinstance(item, Mapping) or not {"name", "template"} <= item.keys():
                 raise CheckpointError(
                     f"{directory / 'tokenizer_config.json'}: items of `chat_template` should have `name` and "
-                    f"`template`, got {item!r}"
+                    f"`template`, got {shown(item)}"
                 )
             templates[str(item["name"])] = str(item["template"])
     elif entry is not None:
@@ -169,7 +169,7 @@ def render(source: str, messages: Sequence[Mapping[str, Any]], variables: Mappin
     checked = []
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise RequestError(f"message {index} should be a mapping with a `role`, got {message!r}")
+            raise RequestError(f"message {index} should be a mapping with a `role`, got {shown(message)}")
         if "content" not in message and "tool_calls" not in message:
             near = nearest("content", [str(key) for key in message])
             raise RequestError(f"message {index} has no `content` ({near})")

@@ -311,7 +311,7 @@ class LLM:
         """
         for option, value in (("record_logits", record_logits), ("record_rounds", record_rounds)):
             if not isinstance(value, bool):
-                raise RequestError(f"`{option}` should be True or False, got {value!r}")
+                raise RequestError(f"`{option}` should be True or False, got {shown(value)}")
         several = [prompts] if isinstance(prompts, str | Mapping) else as_list(prompts, "prompts")
         submissions = []
         for index, (prompt, params) in enumerate(

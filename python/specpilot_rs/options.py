@@ -175,12 +175,17 @@ def _set_integer(
 
 
 def shown(value: object) -> str:
-    """Returns a value for an error message: cut short if it is long."""
+    """Returns a value for an error message: of a long list the start and the length."""
+    if isinstance(value, list | tuple) and len(value) > 8:
+        start, end = "[]" if isinstance(value, list) else "()"
+        return f"{start}{', '.join(map(shown, value[:4]))}, ... {len(value)} items{end}"
     try:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python prints
         text = f"an {type(value).__name__} too long to print"
-    return text if len(text) <= 200 else f"{text[:200]}..."
+    shape = getattr(value, "shape", None)
+    size = f" of shape {tuple(shape)}" if isinstance(shape, tuple) else ""
+    return text if len(text) <= 200 else f"{text[:200]}...{size}"
 
 
 def is_text(value: object) -> TypeGuard[str]:

@@ -103,7 +103,8 @@ def render(plan: dict[str, Any]) -> str:
             rows.append(row(label, sizes, human_bytes))
     rows.append(row("held in all", (form["fixed_bytes"] for form in forms), human_bytes))
     rows.append(row("KV pool", (form["pool_bytes"] for form in forms), human_bytes))
-    rows.append(row("  pages", (form["pool_pages"] for form in forms), "{:,}".format))
+    if plan["kv_page_bytes"] + plan["drafter_page_bytes"]:
+        rows.append(row("  pages", (form["pool_pages"] for form in forms), "{:,}".format))
     if plan["num_windowed_layers"]:
         rows.append(row("  pages of windows", (form["pool_window_pages"] for form in forms), "{:,}".format))
     rows.append(row("  tokens", (form["pool_tokens"] for form in forms), "{:,}".format))

@@ -9,7 +9,7 @@ import dataclasses
 
 from specpilot_rs.errors import OptionError
 from specpilot_rs.hub import model_directory
-from specpilot_rs.options import EngineOptions, SpeculativeConfig
+from specpilot_rs.options import EngineOptions, SpeculativeConfig, shown
 
 # Which drafter speculates; a loaded engine cannot change it.
 _DRAFTER_KEYS = ("model", "method", "revision", "prompt_lookup_min", "prompt_lookup_max")
@@ -64,5 +64,5 @@ def refuse_another_drafter(wanted: SpeculativeConfig, opened: SpeculativeConfig)
         value, there = getattr(wanted, key), getattr(opened, key)
         if value not in (None, there):
             raise OptionError(
-                f"`{key}` should be {there!r}, as the engine was opened, or left out; got {value!r}"
+                f"`{key}` should be {shown(there)}, as the engine was opened, or left out; got {shown(value)}"
             )

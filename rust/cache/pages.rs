@@ -5,7 +5,7 @@
 //! takes a ring at most: where its table leads from position p on the lanes of position p - ring are written over.
 //! A ring holds what any row in flight sees: the window before a pass's first row, and the rows that the pass settles
 //! before attention of that row. Nothing is written earlier than that, for what is not committed lies in tails, and
-//! committed rows are never taken back. Lanes out of sight may hold newer positions; kernels give them no weight.
+//! committed rows are never taken back. Lanes out of sight may hold newer positions; kernels do not read them.
 //! Pages are handed out whole; a pool is reserved but not touched before tokens are written.
 
 use crate::device::{Buffer, Device};

@@ -62,7 +62,7 @@ pub enum ConfigError {
         /// Dotted path of the key.
         key: String,
         /// What it should hold.
-        expected: &'static str,
+        expected: String,
     },
     /// A key holds a value that cannot be used.
     #[error("{file}: `{key}` should be {expected}, got {got}")]

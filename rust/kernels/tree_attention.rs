@@ -2,8 +2,8 @@
 //!
 //! A row at position t sees positions `first..=t`, where `first` is 0 or the window's edge. They are cut at absolute
 //! multiples: blocks of [`KV_BLOCK`], splits of [`KV_SPLIT`]. The key of position p sits in lane `p % KV_BLOCK`
-//! whether it comes from a page or from the tail; lanes out of sight score minus infinity, blocks out of sight are
-//! skipped. In a block: scores by the canonical `dot`, one maximum, exponentials, their lane-ordered sum, values added
+//! whether it comes from a page or from the tail; lanes out of sight score minus infinity, and what no row of a request
+//! sees is not read: such lanes of a ring may hold newer positions. In a block: scores by the canonical `dot`, one maximum, exponentials, their lane-ordered sum, values added
 //! in position order. Inside a split blocks follow each other by the online softmax; splits are merged in order.
 //! All of it is a function of t and of the row's own keys, so a token path gives the same bits as a chain, as a branch
 //! of a tree and as one row after commits. On CUDA q, k and v are rounded to BF16, as the matmuls round their rows, and

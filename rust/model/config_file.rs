@@ -15,6 +15,46 @@ type Result<T, E = ConfigError> = std::result::Result<T, E>;
 /// of them, no size in bytes of weights, of a page or of a slot reaches 2^64, so plans need not check each product.
 const MAX_ELEMENTS: u64 = 1 << 36;
 
+/// A list of more items, or an object of more keys, is shown by the first [`NUM_SHOWN`] of them and their number.
+const MAX_WHOLE: usize = 8;
+const NUM_SHOWN: usize = 4;
+/// Most characters of a string that are shown.
+const MAX_TEXT: usize = 200;
+
+/// A value for an error message: as JSON, but no longer than people read.
+pub(crate) fn shown(value: &Value) -> String {
+    let list = |items: &mut dyn Iterator<Item = String>, num_items: usize, what: &str| {
+        let num_shown = match num_items {
+            0..=MAX_WHOLE => num_items,
+            _ => NUM_SHOWN,
+        };
+        let mut text = items.take(num_shown).collect::<Vec<_>>().join(",");
+        if num_shown < num_items {
+            text += &format!(",... {num_items} {what}");
+        }
+        text
+    };
+    match value {
+        Value::Array(items) => {
+            let text = list(&mut items.iter().map(shown), items.len(), "items");
+            format!("[{text}]")
+        }
+        Value::Object(map) => {
+            let mut entries = map.iter().map(|(key, value)| {
+                let key = shown(&Value::String(key.clone()));
+                format!("{key}:{}", shown(value))
+            });
+            let text = list(&mut entries, map.len(), "keys");
+            format!("{{{text}}}")
+        }
+        Value::String(text) => match text.char_indices().nth(MAX_TEXT) {
+            Some((end, _)) => format!("{}...", Value::String(text[..end].to_owned())),
+            None => value.to_string(),
+        },
+        _ => value.to_string(),
+    }
+}
+
 /// A parsed config file.
 #[derive(Debug)]
 pub struct ConfigFile {
@@ -54,7 +94,7 @@ impl ConfigFile {
                 file: path.to_owned(),
                 key: "(root)".to_owned(),
                 expected: "an object".to_owned(),
-                got: other.to_string(),
+                got: shown(&other),
             }),
             Err(source) => Err(ConfigError::Json {
                 file: path.to_owned(),
@@ -130,11 +170,11 @@ impl<'a> Section<'a> {
     }
 
     /// An error saying that `key` is absent.
-    pub fn missing(&self, key: &str, expected: &'static str) -> ConfigError {
+    pub fn missing(&self, key: &str, expected: impl Into<String>) -> ConfigError {
         ConfigError::MissingKey {
             file: self.file.to_owned(),
             key: self.dotted(key),
-            expected,
+            expected: expected.into(),
         }
     }
 
@@ -144,7 +184,7 @@ impl<'a> Section<'a> {
             file: self.file.to_owned(),
             key: self.dotted(key),
             expected: expected.into(),
-            got: self.map.get(key).unwrap_or(&Value::Null).to_string(),
+            got: shown(self.map.get(key).unwrap_or(&Value::Null)),
         }
     }
 
@@ -284,5 +324,30 @@ impl<'a> Section<'a> {
         } else {
             format!("{}.{key}", self.path)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn values_are_shown_as_json_but_long_ones_by_their_start() {
+        let eight: Vec<u32> = (0..8).collect();
+        for short in [json!(null), json!(-1.5), json!("\"\u{e9}"), json!(eight)] {
+            assert_eq!(shown(&short), short.to_string());
+        }
+        let nested = json!({"b": [[], {}], "a": {"b": [1, "x"]}});
+        assert_eq!(shown(&nested), nested.to_string());
+        let nine: Vec<u32> = (0..9).collect();
+        assert_eq!(shown(&json!(nine)), "[0,1,2,3,... 9 items]");
+        let keys: Map<String, Value> = (10..30).map(|i| (i.to_string(), json!(nine))).collect();
+        let entry = |key: u32| format!("\"{key}\":[0,1,2,3,... 9 items]");
+        let first = [10, 11, 12, 13].map(entry).join(",");
+        assert_eq!(shown(&json!([keys])), format!("[{{{first},... 20 keys}}]"));
+        let text = "\u{e9}".repeat(201);
+        assert_eq!(shown(&json!(text)), format!("\"{}\"...", &text[..400]));
+        assert_eq!(shown(&json!(text[..400])), format!("\"{}\"", &text[..400]));
     }
 }

@@ -9,6 +9,7 @@ mod llama;
 mod muse_glimmer;
 mod quantization;
 mod qwen3_5;
+pub(crate) mod rotation;
 
 use std::path::Path;
 
@@ -16,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::config::{
     AttentionConfig, GdnConfig, LayerConfig, MlpActivation, ModelConfig, OutputGate, PostNorms,
-    QkNorm, RopeConfig, RopeScaling, ValueSource,
+    QkNorm, ValueSource,
 };
 use super::config_file::{ConfigFile, Section};
 use super::tensor_role::WeightNames;
@@ -247,10 +248,11 @@ fn find_family(path: &Path, root: &Section<'_>) -> Result<&'static Family> {
     }
     let file = path.to_owned();
     let expected = FAMILIES.each_ref().map(|f| f.architecture).join(", ");
-    let got = match names.first() {
-        Some(Value::String(name)) => name.clone(),
-        other => other.unwrap_or(&Value::Null).to_string(),
+    let Some(Value::String(got)) = names.first() else {
+        let expected = format!("an array with the model's class name, one of {expected}");
+        return Err(root.invalid("architectures", expected));
     };
+    let got = got.clone();
     Err(match is_drafter(&got, root) {
         true => ConfigError::DrafterAsTarget {
             file,
@@ -335,75 +337,6 @@ fn attention(text: &Section<'_>, head_dim: usize) -> Result<AttentionConfig> {
         rope: None,
         window: None,
         scale: (head_dim as f64).powf(-0.5) as f32,
-    })
-}
-
-/// Where a config states its rotation: the level that holds the base, and the object that says how frequencies change.
-///
-/// An older file's `rope_scaling`, where it says anything, stands in the place of `rope_parameters`: transformers reads a
-/// file that holds both so. A base lies in the object or beside it.
-pub(crate) fn rope_sections<'a>(text: &Section<'a>) -> Result<(Section<'a>, Option<Section<'a>>)> {
-    let older = text.optional_section("rope_scaling")?;
-    let parameters = match older.filter(|section| section.keys().next().is_some()) {
-        Some(section) => Some(section),
-        None => text.optional_section("rope_parameters")?,
-    };
-    let base = match &parameters {
-        Some(section) if section.get("rope_theta").is_some() => section,
-        _ => text,
-    };
-    Ok((base.clone(), parameters))
-}
-
-/// The rotary embedding: `rope_theta` of `base`, the change of frequencies from `scaling`.
-pub(crate) fn rope(
-    base: &Section<'_>,
-    scaling: Option<&Section<'_>>,
-    rotary_dim: usize,
-) -> Result<RopeConfig> {
-    let theta = base.optional_positive("rope_theta")?.ok_or_else(|| {
-        base.missing(
-            "rope_theta",
-            "the rotary base; 10000 for models older than the key",
-        )
-    })?;
-    let scaling = scaling.map_or(Ok(RopeScaling::None), rope_scaling)?;
-    Ok(RopeConfig {
-        theta,
-        rotary_dim,
-        num_pairs: rotary_dim / 2,
-        scaling,
-    })
-}
-
-fn rope_scaling(section: &Section<'_>) -> Result<RopeScaling> {
-    // `type` is how files before transformers 4.43 spell it.
-    let key = match section.get("rope_type") {
-        Some(_) => "rope_type",
-        None => "type",
-    };
-    match section.optional_text(key)? {
-        Some("default") => Ok(RopeScaling::None),
-        Some("llama3") => llama3_scaling(section),
-        Some(_) => Err(section.invalid(key, "\"default\" or \"llama3\"")),
-        None => Err(section.missing("rope_type", "\"default\" or \"llama3\"")),
-    }
-}
-
-fn llama3_scaling(section: &Section<'_>) -> Result<RopeScaling> {
-    let low_freq_factor = section.positive("low_freq_factor")?;
-    let high_freq_factor = section.positive("high_freq_factor")?;
-    if high_freq_factor <= low_freq_factor {
-        return Err(section.invalid(
-            "high_freq_factor",
-            format!("more than low_freq_factor {low_freq_factor}"),
-        ));
-    }
-    Ok(RopeScaling::Llama3 {
-        factor: section.positive("factor")? as f32,
-        low_freq_factor: low_freq_factor as f32,
-        high_freq_factor: high_freq_factor as f32,
-        original_max_position_embeddings: section.size("original_max_position_embeddings")?,
     })
 }
 

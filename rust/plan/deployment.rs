@@ -12,7 +12,7 @@ use crate::device::{Backend, cuda};
 use crate::drafter::config::DrafterConfig;
 use crate::drafter::{PairFiles, pairing};
 use crate::error::{OptionError, Result};
-use crate::kernels::kv_span::PerSpan;
+use crate::kernels::kv_span::{KvSpan, PerSpan};
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::model::config::ModelConfig;
 use crate::model::weights::check_dtypes;
@@ -159,9 +159,17 @@ impl DeploymentPlan {
         })
     }
 
-    /// How many times as many KV tokens fit with W12 as with BF16; `None` when none fits with BF16.
+    /// How many times as many KV tokens fit with W12 as with BF16, or windows where layers keep nothing else; `None` when
+    /// none fits with BF16.
     pub fn pool_ratio(&self) -> Option<f64> {
-        let [bf16, w12] = [&self.bf16, &self.w12].map(|format| format.num_pages.whole);
+        let [bf16, w12] = [&self.bf16, &self.w12].map(|format| {
+            let page = format.footprint.page_bytes();
+            let span = match page.whole == 0 && page.window > 0 {
+                true => KvSpan::Window,
+                false => KvSpan::Whole,
+            };
+            *format.num_pages.of(span)
+        });
         (bf16 > 0).then(|| w12 as f64 / bf16 as f64)
     }
 }

@@ -56,6 +56,8 @@ PARTS = (
             "test_fp8_engine.py::test_speculation_changes_no_bit[spine-40-fp8]",
             "test_fp8_engine.py::test_matrices_without_a_q_view_allow_no_q_pass",
             "test_fp8_engine.py::test_steps_are_replays[fp8_w8a8]",
+            "test_planted.py::test_speculation_changes_nothing_of_fp8[tiny-fp8]",
+            "test_planted.py::test_speculation_changes_nothing_of_fp8[tiny-fp8_w8a8]",
         ),
         orders=("first", "late"),
     ),
@@ -178,7 +180,8 @@ CANNOT = {
     "test_engine_errors.py::test_a_plan_of_all_memory_holds": NEEDS_TORCH,
     "test_planted.py::test_large_models_say_the_same_in_both_formats": NEEDS_ROOM,
     "test_planted.py::test_speculation_changes_nothing[qwen3.5-4b-ways3]": NEEDS_ROOM,
-    "test_planted.py::test_speculation_changes_nothing_of_fp8": NEEDS_ROOM,
+    "test_planted.py::test_speculation_changes_nothing_of_fp8[qwen3.5-4b-fp8]": NEEDS_ROOM,
+    "test_planted.py::test_speculation_changes_nothing_of_fp8[qwen3.5-4b-fp8_w8a8]": NEEDS_ROOM,
 }
 
 

@@ -99,6 +99,7 @@ GROUPS = (
             "test_rows_see_their_prefix_and_ancestors[(6, 2, 24)-300]",
             "test_rows_see_their_prefix_and_ancestors[(4, 4, 72)-1]",
             "test_windows_through_a_ring_of_pages[(2, 1, 128)-66-2]",
+            "test_newer_positions_in_a_ring_are_not_read[(2, 1, 128)-65-2]",
             "test_large_scores_do_not_overflow",
         ),
     ),

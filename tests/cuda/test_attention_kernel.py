@@ -130,6 +130,22 @@ def test_windows_through_a_ring_of_pages(shape: tuple[int, int, int], window: in
     np.testing.assert_array_equal(got.view(np.uint32), case.out.view(np.uint32))
 
 
+@pytest.mark.parametrize(("window", "ring"), [(1, 1), (40, 2), (65, 2), (300, 6), (385, 7)])
+@pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
+def test_newer_positions_in_a_ring_are_not_read(shape: tuple[int, int, int], window: int, ring: int) -> None:
+    """Rows of a prompt whose later rows are in the ring already, and are no numbers."""
+    rng = np.random.default_rng(window)
+    lengths = [(700, 33), (64, 1), (513, 64), (895, 20)]
+    trees = [(committed, random_parents(rng, num_rows)) for committed, num_rows in lengths]
+    case = Case.random(shape, trees, window, 5)
+    num_newer = 64 * ring - (window - 1)
+    for request in case.requests:
+        newer = np.full((num_newer, *request.k.shape[1:]), np.nan, np.float32)
+        request.k, request.v = (np.concatenate([x, newer]) for x in (request.k, request.v))
+    got = case.run(slice(0, len(case.q)), case.requests, ring)
+    np.testing.assert_array_equal(got.view(np.uint32), case.out.view(np.uint32))
+
+
 @pytest.mark.parametrize("committed", [0, 63, 190, 300])
 @pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
 def test_a_path_has_one_result(shape: tuple[int, int, int], committed: int) -> None:

@@ -91,6 +91,31 @@ def test_rows_see_their_prefix_and_ancestors(
     np.testing.assert_allclose(got, want, rtol=0, atol=3e-6)
 
 
+@pytest.mark.parametrize(("window", "ring"), [(1, 1), (40, 2), (300, 6)])
+def test_newer_positions_in_a_ring_are_not_read(window: int, ring: int) -> None:
+    """Positions behind the rows, which are no numbers, lie where the rows look no more."""
+    rng = np.random.default_rng(window)
+    committed, heads, head_dim = 700, 2, 24
+    request = Request(rng, committed, random_parents(rng, 20), heads, head_dim)
+    q, k_tail, v_tail = rng.normal(size=(3, 20, heads, head_dim)).astype(np.float32)
+    # As many as leave the window before the first row as it is.
+    newer = np.full((64 * ring - window + 1, heads, head_dim), np.nan, dtype=np.float32)
+    outputs = []
+    for num_pages, behind in ((11, newer[:0]), (ring, newer)):
+        k_pages, v_pages = np.full((2, num_pages, heads, 64, head_dim), np.nan, dtype=np.float32)
+        for pages, committed_values in ((k_pages, request.k), (v_pages, request.v)):
+            for position, values in enumerate(np.concatenate([committed_values, behind])):
+                pages[position // 64 % num_pages, :, position % 64] = values
+        table = [block % num_pages for block in range(-(-committed // 64))]
+        segments = [(0, committed, request.parents)]
+        outputs.append(
+            kernels.tree_attention(q, k_tail, v_tail, k_pages, v_pages, [table], segments, 0.2, window)
+        )
+    want = np.stack(list(expected_rows([request], q, k_tail, v_tail, 0.2, window)))
+    np.testing.assert_allclose(outputs[0], want, rtol=0, atol=3e-6)
+    np.testing.assert_array_equal(outputs[0].view(np.uint32), outputs[1].view(np.uint32))
+
+
 def test_large_scores_do_not_overflow() -> None:
     q = np.full((1, 1, 16), 100.0, dtype=np.float32)
     k_tail = np.full((1, 1, 16), 100.0, dtype=np.float32)

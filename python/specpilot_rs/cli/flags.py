@@ -48,6 +48,9 @@ SpeculationOption = Annotated[
 ]
 PlainOption = Annotated[bool, typer.Option("--no-speculation", help="Decode plainly.")]
 ContextOption = Annotated[int | None, typer.Option(help=help_of(EngineOptions, "max_model_len"))]
+BatchedTokensOption = Annotated[
+    int | None, typer.Option(help=help_of(EngineOptions, "max_num_batched_tokens"))
+]
 FormatOption = Annotated[str, typer.Option(help=help_of(EngineOptions, "weight_format"))]
 HeadOption = Annotated[str, typer.Option(help=help_of(EngineOptions, "head"))]
 MemoryShareOption = Annotated[float, typer.Option(help=help_of(EngineOptions, "gpu_memory_utilization"))]

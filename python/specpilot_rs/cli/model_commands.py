@@ -12,6 +12,7 @@ import typer
 
 from specpilot_rs.cli.answers import write_json
 from specpilot_rs.cli.flags import (
+    BatchedTokensOption,
     ContextOption,
     DeviceOption,
     HeadOption,
@@ -33,6 +34,7 @@ def plan(
     device: DeviceOption = "cpu",
     max_model_len: ContextOption = None,
     max_num_seqs: RequestsOption = EngineOptions.max_num_seqs,
+    max_num_batched_tokens: BatchedTokensOption = EngineOptions.max_num_batched_tokens,
     gpu_memory_utilization: MemoryShareOption = EngineOptions.gpu_memory_utilization,
     head: HeadOption = EngineOptions.head,
     as_json: JsonOption = False,
@@ -49,6 +51,7 @@ def plan(
             head=head,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
             gpu_memory_utilization=gpu_memory_utilization,
         ),
     )

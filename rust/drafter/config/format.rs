@@ -206,7 +206,11 @@ pub(super) fn by_name(dir: &Path, root: &Section<'_>) -> Result<Format, Error> {
         },
         Some("LlamaForCausalLMEagle3") => (MethodKind::Eagle3, Packaging::Eagle),
         Some(name) => return Err(unsupported(name.to_owned())),
-        None => Err(root.invalid("architectures", "an array with one class name"))?,
+        None => {
+            let names = ARCHITECTURES.join(", ");
+            let expected = format!("an array with the drafter's class name, one of {names}");
+            Err(root.invalid("architectures", expected))?
+        }
     };
     Ok(Format {
         kind,

@@ -4,9 +4,9 @@ use serde_json::Value;
 
 use super::format::{Format, Packaging};
 use crate::error::ConfigError;
-use crate::model::config::{RopeConfig, RopeScaling};
-use crate::model::config_file::Section;
-use crate::model::families;
+use crate::model::config::RopeConfig;
+use crate::model::config_file::{Section, shown};
+use crate::model::families::rotation::{OF_DRAFTERS, rope, rope_scaling, rope_sections};
 use crate::weights::Checkpoint;
 
 /// Offsets from ids of a reduced vocabulary to the target's.
@@ -52,7 +52,9 @@ impl<'a> Keys<'a> {
         for level in &self.levels {
             match (found.and_then(|outer| outer.get(key)), level.get(key)) {
                 (Some(outer), Some(inner)) if outer != inner => {
-                    return Err(level.invalid(key, format!("what the top level says, {outer}")));
+                    return Err(
+                        level.invalid(key, format!("what the top level says, {}", shown(outer)))
+                    );
                 }
                 (_, Some(_)) => found = Some(level),
                 (_, None) => {}
@@ -111,18 +113,9 @@ impl<'a> Keys<'a> {
     /// The drafter's own rotary embedding over the whole head; a partial rotary factor copied over from the target's
     /// config does not apply.
     pub(super) fn rope(&self, head_dim: usize) -> Result<RopeConfig, ConfigError> {
-        let (base, scaling) = families::rope_sections(&self.body)?;
-        let is_yarn = |section: &Section<'_>| {
-            let name = section.get("rope_type").or(section.get("type"));
-            name.and_then(Value::as_str) == Some("yarn")
-        };
-        match scaling {
-            Some(scaling) if is_yarn(&scaling) => Ok(RopeConfig {
-                scaling: yarn(&scaling)?,
-                ..families::rope(&base, None, head_dim)?
-            }),
-            scaling => families::rope(&base, scaling.as_ref(), head_dim),
-        }
+        let (base, scaling) = rope_sections(&self.body)?;
+        let scaling = rope_scaling(scaling.as_ref(), &OF_DRAFTERS)?;
+        rope(&base, scaling, head_dim)
     }
 
     /// Ids of a reduced vocabulary, when it is one.
@@ -155,27 +148,4 @@ impl<'a> Keys<'a> {
             ids.into_iter().map(|id| id.saturating_sub(first)).collect(),
         ))
     }
-}
-
-/// YaRN as a drafter's own config states it: trained with, so that it has to be applied.
-fn yarn(section: &Section<'_>) -> Result<RopeScaling, ConfigError> {
-    for variant in ["mscale", "mscale_all_dim"] {
-        if section.get(variant).is_some() {
-            return Err(section.invalid(variant, "left out; attention_factor says it"));
-        }
-    }
-    section.only("truncate", &[Value::Bool(true)])?;
-    let factor = section.positive("factor")?;
-    let or = |key: &str, default: f64| {
-        let value = section.optional_positive(key)?;
-        Ok(value.unwrap_or(default) as f32)
-    };
-    let attention_factor = 0.1 * factor.max(1.0).ln() + 1.0;
-    Ok(RopeScaling::Yarn {
-        factor: factor as f32,
-        beta_fast: or("beta_fast", 32.0)?,
-        beta_slow: or("beta_slow", 1.0)?,
-        original_max_position_embeddings: section.size("original_max_position_embeddings")?,
-        attention_factor: or("attention_factor", attention_factor)?,
-    })
 }

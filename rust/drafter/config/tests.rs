@@ -273,7 +273,18 @@ fn unusable_keys_are_refused_by_name() {
     let mut config = demo_json();
     config["rope_parameters"] = json!({"rope_type": "longrope", "rope_theta": 1e6, "factor": 32.0});
     let error = from_json(MethodKind::DFlash, &config).unwrap_err().into();
-    assert_says(&error, &["rope_parameters.rope_type", "longrope"]);
+    assert_says(
+        &error,
+        &[
+            "rope_parameters.rope_type` should be \"default\" or \"llama3\" or \"yarn\", got \"longrope\"",
+        ],
+    );
+    config["rope_parameters"] = json!({"rope_theta": 1e6});
+    let error = from_json(MethodKind::DFlash, &config).unwrap_err().into();
+    assert_says(
+        &error,
+        &["rope_type` is missing (\"default\" or \"llama3\" or \"yarn\")"],
+    );
     config["rope_parameters"] = json!({"rope_type": "yarn", "rope_theta": 1e6, "factor": 32.0});
     let error = from_json(MethodKind::DFlash, &config).unwrap_err().into();
     assert_says(&error, &["original_max_position_embeddings"]);
@@ -330,6 +341,28 @@ fn a_rope_scaling_stands_in_the_place_of_rope_parameters() {
         let plain = rope(&config).unwrap();
         assert_eq!((plain.theta, plain.scaling), (777.0, RopeScaling::None));
     }
+}
+
+#[test]
+fn an_empty_list_of_architectures_is_told_what_is_known() {
+    for given in [json!([]), json!([7])] {
+        let dir = dflash_copy();
+        edit_json(dir.path(), "config.json", |config| {
+            config["architectures"] = given.clone();
+        });
+        let start = "`architectures` should be an array with the drafter's class name, one of DFlashDraftModel, Muse";
+        assert_says(&refused(dir.path()), &[start, &format!(", got {given}")]);
+    }
+}
+
+#[test]
+fn long_lists_are_shown_by_their_start() {
+    let mut config = demo_json();
+    section(&mut config, "dflash_config")["target_layer_ids"] = json!(vec!["one"; 5000]);
+    let error: Error = from_json(MethodKind::DFlash, &config).unwrap_err().into();
+    let got = "got [\"one\",\"one\",\"one\",\"one\",... 5000 items]";
+    assert_says(&error, &["dflash_config.target_layer_ids", got]);
+    assert!(error.to_string().len() < 300, "{error}");
 }
 
 #[test]

@@ -330,7 +330,7 @@ fn unusable_values_are_refused_with_key_expected_and_got() {
                 "MuseGlimmerForConditionalGeneration",
             ],
         ),
-        (QWEN, "/architectures", Some(json!([])), &["not supported"]),
+        (QWEN, "/architectures", Some(json!([])), &["got []"]),
         (QWEN, "/text_config", None, &["`text_config` is missing"]),
         (
             QWEN,

@@ -4,10 +4,12 @@
 use half::bf16;
 use serde_json::{Value, json};
 
-use super::{Result, Traits, attention, layer_types, rope};
+use super::rotation::rope;
+use super::{Result, Traits, attention, layer_types};
 use crate::kernels::draft_select::LogitShape;
 use crate::model::config::{
-    AttentionConfig, LayerConfig, MlpActivation, PostNorms, QkNorm, RopeConfig, ValueSource,
+    AttentionConfig, LayerConfig, MlpActivation, PostNorms, QkNorm, RopeConfig, RopeScaling,
+    ValueSource,
 };
 use crate::model::config_file::Section;
 
@@ -163,7 +165,7 @@ fn rotation(text: &Section<'_>, kind: &str, head_dim: usize) -> Result<RopeConfi
     match parameters.get("rope_type").and_then(Value::as_str) {
         Some("default") => {
             parameters.only("partial_rotary_factor", &[json!(1), json!(1.0)])?;
-            rope(&parameters, None, head_dim)
+            rope(&parameters, RopeScaling::None, head_dim)
         }
         Some("proportional") => {
             parameters.only("factor", &[json!(1), json!(1.0)])?;
@@ -175,7 +177,7 @@ fn rotation(text: &Section<'_>, kind: &str, head_dim: usize) -> Result<RopeConfi
             }
             Ok(RopeConfig {
                 num_pairs,
-                ..rope(&parameters, None, head_dim)?
+                ..rope(&parameters, RopeScaling::None, head_dim)?
             })
         }
         Some(_) => Err(parameters.invalid("rope_type", "\"default\" or \"proportional\"")),

@@ -2,7 +2,8 @@
 
 use serde_json::json;
 
-use super::{Result, Traits, attention, num_layers, rope, rope_sections};
+use super::rotation::{OF_TARGETS, rope, rope_scaling, rope_sections};
+use super::{Result, Traits, attention, num_layers};
 use crate::model::config::{AttentionConfig, LayerConfig};
 use crate::model::config_file::Section;
 
@@ -22,7 +23,8 @@ pub(super) fn traits(text: &Section<'_>) -> Result<Traits> {
     let attention = attention(text, head_dim)?;
     // Newer files hold everything in one object; older ones keep the base apart from the scaling, which may be null.
     let (base, scaling) = rope_sections(text)?;
-    let rope = rope(&base, scaling.as_ref(), head_dim)?;
+    let scaling = rope_scaling(scaling.as_ref(), &OF_TARGETS)?;
+    let rope = rope(&base, scaling, head_dim)?;
     let layer = LayerConfig::Attention(AttentionConfig {
         rope: Some(rope),
         ..attention

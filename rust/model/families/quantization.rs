@@ -34,7 +34,13 @@ pub(super) fn check(file: &Path, root: &Section<'_>) -> Result<()> {
             section.only("weight_block_size", &[json!([128, 128])])
         }
         Some("compressed-tensors") => match text("format") {
-            Some("float-quantized" | "naive-quantized") => Ok(()),
+            Some("float-quantized" | "naive-quantized") => match section.get("kv_cache_scheme") {
+                None => Ok(()),
+                Some(_) => Err(section.invalid(
+                    "kv_cache_scheme",
+                    "null or left out: keys and values are held as they are computed, in fp32",
+                )),
+            },
             Some(format) => refused(format!("compressed-tensors {format}")),
             None => Err(section.missing("format", "the layout of compressed tensors")),
         },

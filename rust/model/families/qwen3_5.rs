@@ -2,7 +2,8 @@
 
 use serde_json::json;
 
-use super::{Result, Traits, attention, layer_types, num_layers, rope};
+use super::rotation::{OF_TARGETS, rope, rope_scaling};
+use super::{Result, Traits, attention, layer_types, num_layers};
 use crate::model::config::{AttentionConfig, GdnConfig, LayerConfig, OutputGate, QkNorm};
 use crate::model::config_file::Section;
 
@@ -39,7 +40,11 @@ pub(super) fn traits(text: &Section<'_>) -> Result<Traits> {
             Some(false) => OutputGate::None,
         },
         qk_norm: QkNorm::Weighted,
-        rope: Some(rope(&parameters, Some(&parameters), rotary_dim)?),
+        rope: Some(rope(
+            &parameters,
+            rope_scaling(Some(&parameters), &OF_TARGETS)?,
+            rotary_dim,
+        )?),
         ..attention
     };
     let has_gdn = is_attention.contains(&false);

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::model::config::{RopeConfig, RopeScaling};
 use crate::weights::raw_safetensors::{copy, edit_json, family};
 
 /// `config.json` of `google/gemma-4-12B-it`.
@@ -341,14 +342,47 @@ fn a_rope_scaling_stands_in_the_place_of_rope_parameters() {
 #[test]
 fn an_unknown_architecture_is_told_what_is_known() {
     let names: Vec<&str> = supported_architectures().map(|(name, _)| name).collect();
+    let an_array = "`architectures` should be an array with the model's class name, one of Qwen3_5";
+    for (given, says) in [
+        (
+            json!(["Gemma3ForCausalLM"]),
+            ["`Gemma3ForCausalLM` is not supported", "supported: Qwen3_5"],
+        ),
+        (json!([]), [an_array, ", got []"]),
+        (json!([null]), [an_array, ", got [null]"]),
+    ] {
+        let message = refusal(gemma_4_12b(), "/architectures", Some(given));
+        let parts = says.iter().chain(&names);
+        for part in parts {
+            assert!(message.contains(part), "`{part}` not in: {message}");
+        }
+    }
+}
+
+/// FP8 weights are read, scales of a quantised cache are not: the key says so before their tensors do.
+#[test]
+fn quantised_keys_and_values_are_refused_by_their_key() {
+    let fp8 = |scheme: Option<Value>| {
+        let mut fp8 = json!({"quant_method": "compressed-tensors", "format": "float-quantized"});
+        if let Some(scheme) = scheme {
+            fp8["kv_cache_scheme"] = scheme;
+        }
+        Some(fp8)
+    };
+    for scheme in [None, Some(Value::Null)] {
+        let mut config = gemma_4_12b();
+        config["quantization_config"] = fp8(scheme).unwrap();
+        assert_eq!(read(&config).unwrap(), read(&gemma_4_12b()).unwrap());
+    }
+    let scheme = json!({"dynamic": false, "num_bits": 8, "strategy": "tensor", "type": "float"});
     let message = refusal(
         gemma_4_12b(),
-        "/architectures",
-        Some(json!(["Gemma3ForCausalLM"])),
+        "/quantization_config",
+        fp8(Some(scheme.clone())),
     );
-    assert!(
-        message.contains("`Gemma3ForCausalLM` is not supported"),
-        "{message}"
+    let says = format!(
+        "config.json: `quantization_config.kv_cache_scheme` should be null or left out: keys and values are held as \
+         they are computed, in fp32, got {scheme}"
     );
-    assert!(names.iter().all(|name| message.contains(name)), "{message}");
+    assert!(message.ends_with(&says), "{message}");
 }
