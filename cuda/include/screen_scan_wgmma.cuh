@@ -116,6 +116,10 @@ __device__ __forceinline__ void multiply_tile(const ScreenParams& p, const ScanL
     constexpr u32 K32_CHUNKS = 2;
     const u32 num_stages = p.num_chunks / p.cluster_blocks / STAGE_CHUNKS;
     const u32 lane = threadIdx.x % WARP_LANES;
+    // Whether a stage's products are started before those of the one before have ended. With more rows they take half as long as a
+    // stage to come, and beside the codes of 32 rows the ring has six stages, of which one more would not be under way.
+    constexpr bool IS_AHEAD = ROWS == 8;
+    u32 last_slot = 0;
     for (u32 stage = 0; stage < num_stages; stage++) {
         const u32 place = index * num_stages + stage, slot = place % p.ring_slots;
         barrier_wait(shared.ring_full + slot * 8, place / p.ring_slots & 1);
@@ -128,11 +132,14 @@ __device__ __forceinline__ void multiply_tile(const ScreenParams& p, const ScanL
             wgmma_k32<2 * ROWS>(sums, a, b);
         }
         wgmma_commit();
-        // A product takes half as long as a stage to come. Were the next one started first, two stages less would be under way,
-        // and beside the codes of 32 rows the ring has six.
-        wgmma_wait<0>();
-        if (lane == 0) barrier_arrive(shared.ring_empty + slot * 8);
+        if (IS_AHEAD) wgmma_wait<1>();
+        else wgmma_wait<0>();
+        if (lane == 0 && (!IS_AHEAD || stage > 0)) barrier_arrive(shared.ring_empty + (IS_AHEAD ? last_slot : slot) * 8);
+        last_slot = slot;
     }
+    if (!IS_AHEAD) return;
+    wgmma_wait<0>();
+    if (lane == 0) barrier_arrive(shared.ring_empty + last_slot * 8);
 }
 
 // Sends sums of the groups of rows that the other block decides, and adds what it sends of one's own.

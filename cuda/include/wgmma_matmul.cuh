@@ -1,6 +1,6 @@
 // The matmul of slice_sums.cuh with Hopper's wgmma, for more rows than registers hold: its sums, bit for bit.
 //
-// A cluster of blocks takes *units* of 8 or 12 tiles a block and all of ROWS rows. A warp owns a tile: its weights go from the
+// A cluster of blocks takes *units* of 8 to 16 tiles a block and all of ROWS rows. A warp owns a tile: its weights go from the
 // tile's ring through its registers, decoded, straight into operand A of its warpgroup; activations pass through shared memory as
 // operand B, a super-tile of columns a slot, each block of the cluster bringing its part of them to all. A slice is one chain
 // of wgmma from zero, a slice's sum is added to its octet's, an octet's to the total: the one order, so nothing of it
@@ -15,11 +15,22 @@
 #include "signals.cuh"
 #include "slice_sums.cuh"
 
-// Tiles of a unit that a block multiplies, one a warp: where weights are decoded, as many warps as there are registers for.
+// Tiles of a unit that a block multiplies, one a warp: where weights are decoded, as many warps as there are registers, and
+// shared memory for two slices each.
 template <class Weights, u32 ROWS>
-constexpr u32 BLOCK_TILES = Weights::IS_DECODED && ROWS <= 64 ? 12 : 8;
+constexpr u32 BLOCK_TILES = !Weights::IS_DECODED || ROWS > 64 ? 8 : ROWS > 32 || Weights::TILE_BYTES > 1024 ? 12 : 16;
 template <class Weights, u32 ROWS>
 constexpr u32 WGMMA_THREADS = (BLOCK_TILES<Weights, ROWS> + 4) * WARP_LANES;
+
+// Registers of a thread: those that multiply take what the last warpgroup leaves of what the block starts with. Asked for more
+// than that, they would wait for ever.
+template <u32 TILES>
+struct Registers {
+    static constexpr u32 OTHERS = TILES == 8 ? 40 : TILES == 12 ? 56 : 64;
+    static constexpr u32 MULTIPLYING = TILES == 8 ? 232 : TILES == 12 ? 152 : 104;
+    static constexpr u32 AT_START = 65536 / ((TILES + 4) * WARP_LANES) / 8 * 8;
+    static_assert(MULTIPLYING * TILES + OTHERS * 4 <= AT_START * (TILES + 4), "more registers than a block starts with");
+};
 constexpr u32 ROW_GROUP_BYTES = TILE_COLUMNS * 16;  // eight rows of a super-tile of columns
 
 // Arguments of every kernel of this family; mirrored by the launcher.
@@ -64,7 +75,7 @@ __device__ __forceinline__ u64 read_again_policy() {
 template <class Weights, u32 ROWS>
 struct WgmmaLayout {
     static constexpr u32 TILES = BLOCK_TILES<Weights, ROWS>, ROW_SLOT_BYTES = ROWS / 8 * ROW_GROUP_BYTES;
-    static constexpr u32 MAX_RING_SLOTS = 4, MAX_ROW_SLOTS = 12, BARRIER_BYTES = 1024;
+    static constexpr u32 MAX_RING_SLOTS = 3, MAX_ROW_SLOTS = 12, BARRIER_BYTES = 1024;
     u32 slot_bytes, rows_full, rows_empty, ring_full, ring_empty, rows, ring;
 
     __device__ __forceinline__ WgmmaLayout(const WgmmaParams& p, u32 start) {
@@ -532,15 +543,12 @@ __device__ __forceinline__ void wgmma_matmul(const WgmmaParams& p) {
     const u32 k_tiles = (p.matmul.in_features + TILE_COLUMNS - 1) / TILE_COLUMNS;
     const ClusterRun run(p);
     launch_dependents();
-    // Registers belong to warpgroups: those that multiply take what the last one leaves.
     if (warp < TILES) {
-        if (TILES == 8) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        else asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers<TILES>::MULTIPLYING));
         multiply_run<Weights, ROWS>(p, shared, run, k_tiles, warp, lane);
         return;
     }
-    if (TILES == 8) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    else asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers<TILES>::OTHERS));
     if (warp == TILES) {
         stream_tiles<Weights, ROWS>(p, shared, run, k_tiles, lane);
         return;

