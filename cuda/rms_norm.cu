@@ -6,6 +6,7 @@
 #include "norm_part.cuh"
 
 constexpr u32 LONG_WARPS = 20;    // of a long vector: 5120 columns are two quads a thread
+constexpr u32 LONG_QUADS = 3;     // that a thread keeps in registers: with more, a multiprocessor would hold one block only
 constexpr u32 SHORT_VECTORS = 8;  // of a block of short ones
 
 struct RmsNormParams {
@@ -58,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(SHORT_VECTORS* WARP_LANES) rms_norm
 }
 
 extern "C" __global__ void __launch_bounds__(LONG_WARPS* WARP_LANES) rms_norm_long(const __grid_constant__ RmsNormParams p) {
-    NormPart<LONG_WARPS * WARP_LANES, 4> part(p.weight, p.width, p.has_quads, threadIdx.x);
+    NormPart<LONG_WARPS * WARP_LANES, LONG_QUADS> part(p.weight, p.width, p.has_quads, threadIdx.x);
     launch_dependents();
     wait_for_predecessors();
     const float* x = p.x + p.x_offset + blockIdx.x * p.x_stride;

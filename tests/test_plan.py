@@ -205,7 +205,7 @@ def test_the_papers_figure_on_80_gb(report):
     report(f"  a card that reports 81,559 MiB, one request, DFlash2, INT8 copy: {card['pool_ratio']:.2f}x")
     assert ratios[True, 1, True, 0.9] == pytest.approx(2.09, abs=0.01)
     assert min(ratios.values()) == pytest.approx(1.59, abs=0.01)
-    assert max(ratios.values()) == pytest.approx(3.16, abs=0.01)
+    assert max(ratios.values()) == pytest.approx(3.17, abs=0.01)
 
 
 def test_the_schema_is_stable():

@@ -99,7 +99,11 @@ fn bench_matrix(device: &Device, cuda: &CudaDevice, name: &str, n: usize, k: usi
             run.best_us(device, cuda, &copies, x)
         };
         let rows = lt_rows.iter().map(address).collect();
-        let baseline = lt_us(LtValues::Bf16, rows, address(x.values()));
+        let baseline = lt_us(
+            LtValues::Bf16,
+            rows,
+            x.cuda_address().expect("rows on the GPU"),
+        );
         let codes = lt_codes.iter().map(address).collect();
         let fp8_baseline = lt_us(LtValues::E4m3, codes, address(&x_codes));
         let mut line = format!("  {num_rows:2} rows");

@@ -140,7 +140,12 @@ fn bench_matrix(device: &Device, cuda: &CudaDevice, name: &str, n: usize, k: usi
             num_rows,
             values: LtValues::Bf16,
         }
-        .best_us(device, cuda, &rows, address(x.values()));
+        .best_us(
+            device,
+            cuda,
+            &rows,
+            x.cuda_address().expect("rows on the GPU"),
+        );
         let mut line = format!("  {num_rows:2} rows");
         if let Some(us) = baseline {
             line += &format!("  cublaslt {us:6.1} us");

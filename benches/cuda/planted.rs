@@ -111,7 +111,7 @@ impl Planted {
         let (reference, magnitude) = (reference?, magnitude?);
         let params = SumParams {
             rows: address(&self.rows),
-            x: address(x.values()),
+            x: x.cuda_address().expect("rows on the GPU"),
             reference: address(&reference),
             magnitude: address(&magnitude),
             num_rows: num_rows as u32,

@@ -49,7 +49,7 @@ pub fn bench(device: &Device, cuda: &CudaDevice) -> Vec<Value> {
                 let us = timing::graph_us(cuda, NUM_COPIES, |call| {
                     let operands = LtOperands {
                         weights: at(copies[call].rows.cuda_address()),
-                        x: at(x.values().cuda_address()),
+                        x: at(x.cuda_address()),
                         y: at(y.cuda_address()),
                     };
                     // SAFETY: all three lie on the GPU and have the sizes of the shape.

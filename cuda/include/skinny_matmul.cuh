@@ -1,6 +1,7 @@
 // The matmul of slice_sums.cuh and octet_sums.cuh: a warp's stream of units, and the kernels of a weight format.
 #pragma once
 
+#include "matmul_rows.cuh"
 #include "octet_sums.cuh"
 
 template <class Weights, u32 GROUPS, u32 BLOCK_OCTETS>
@@ -111,30 +112,29 @@ __device__ __forceinline__ void skinny_matmul(const MatmulParams& p) {
     }
 }
 
-// fp32 rows to BF16, each padded with zeros to whole super-tiles: what the matmuls take as activations.
-__device__ __forceinline__ void round_rows(const float* x, u16* rounded, u32 num_rows, u32 in_features) {
-    launch_dependents();
-    wait_for_predecessors();
-    const u32 padded = (in_features + TILE_COLUMNS - 1) / TILE_COLUMNS * TILE_COLUMNS;
-    const u64 num_pairs = static_cast<u64>(num_rows) * padded / 2;
-    for (u64 i = blockIdx.x * blockDim.x + threadIdx.x; i < num_pairs; i += gridDim.x * blockDim.x) {
-        const u32 row = 2 * i / padded, column = 2 * i % padded;
-        const float* from = x + static_cast<u64>(row) * in_features + column;
-        const float low = column < in_features ? from[0] : 0.0f, high = column + 1 < in_features ? from[1] : 0.0f;
-        reinterpret_cast<u32*>(rounded)[i] = pack_bf16(low, high);
-    }
-}
-
 // Arguments of `round_rows`; mirrored by the launcher.
 struct RoundRowsParams {
     const float* x;
     u16* rounded;
+    ArrangedRows arranged;
     u32 num_rows;
     u32 in_features;
 };
 
+// fp32 rows to BF16, each padded with zeros to whole super-tiles: what the matmuls take as activations.
 extern "C" __global__ void round_rows(const __grid_constant__ RoundRowsParams p) {
-    round_rows(p.x, p.rounded, p.num_rows, p.in_features);
+    launch_dependents();
+    wait_for_predecessors();
+    const u32 padded = (p.in_features + TILE_COLUMNS - 1) / TILE_COLUMNS * TILE_COLUMNS;
+    const u64 num_pairs = static_cast<u64>(p.num_rows) * padded / 2;
+    for (u64 i = blockIdx.x * blockDim.x + threadIdx.x; i < num_pairs; i += gridDim.x * blockDim.x) {
+        const u32 row = 2 * i / padded, column = 2 * i % padded;
+        const float* from = p.x + static_cast<u64>(row) * p.in_features + column;
+        const float low = column < p.in_features ? from[0] : 0.0f, high = column + 1 < p.in_features ? from[1] : 0.0f;
+        const u32 pair = pack_bf16(low, high);
+        reinterpret_cast<u32*>(p.rounded)[i] = pair;
+        p.arranged.store_pair(row, column, pair);
+    }
 }
 
 // Kernels of one weight format for 8, 16, 24 and 32 rows; `_2` takes two octets at a time.

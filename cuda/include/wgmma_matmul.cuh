@@ -35,13 +35,13 @@ constexpr u32 ROW_GROUP_BYTES = TILE_COLUMNS * 16;  // eight rows of a super-til
 
 // Arguments of every kernel of this family; mirrored by the launcher.
 struct WgmmaParams {
-    MatmulParams matmul;   // x: [super-tiles of columns][row_groups][8 core matrices]; octet_sums: of units that clusters share
+    MatmulParams matmul;   // x: arranged rows, see matmul_rows.cuh; octet_sums: of units that clusters share
     float4* totals;        // a block's own: octets added so far
     float4* cut_sums;      // of octets that a cut goes through, by the block before it
     u32* cut_flags;        // [blocks][warps]: whether they are there; zero between launches
     u32* octet_counts;     // [blocks][warps]: octets that have come of the unit that meets there; zero between launches
-    u32 row_groups;        // groups of eight rows of x, from this launch's first to the last there is
-    u32 row_stride;        // of all of x
+    u32 row_groups;        // groups of eight rows of x that this launch multiplies
+    u32 row_stride;        // groups of eight rows from one super-tile of columns to the next
     u32 row_tiles;         // ROWS rows each
     u32 num_units;         // of channels, times row_tiles
     u32 row_slots;         // super-tiles of columns in the ring of activations
@@ -578,31 +578,3 @@ __device__ __forceinline__ void wgmma_matmul(const WgmmaParams& p) {
 #else
 #define WGMMA_MATMUL_KERNELS(NAME, ...)
 #endif
-
-// Arguments of `arrange_rows`; mirrored by the launcher.
-struct ArrangeRowsParams {
-    const u16* rounded;  // [num_rows][super-tiles of columns] BF16
-    u16* arranged;
-    u32 num_rows;
-    u32 k_tiles;
-};
-
-// Rounded rows as wgmma takes them: super-tiles of columns, in these groups of eight rows, anything after the last one, in these
-// a core matrix of 8 x 16 bytes for every eight columns. Column 16 t + 4 f + 2 h + e of a super-tile is number 2 t + e of core
-// matrix 2 f + h: fragment f's operand B. A warp takes a group of rows of a super-tile, a lane 16 columns of a row.
-extern "C" __global__ void arrange_rows(const __grid_constant__ ArrangeRowsParams p) {
-    launch_dependents();
-    wait_for_predecessors();
-    const u32 groups = (p.num_rows + 7) / 8, lane = threadIdx.x % WARP_LANES;
-    const u32 first = (blockIdx.x * blockDim.x + threadIdx.x) / WARP_LANES, stride = gridDim.x * blockDim.x / WARP_LANES;
-    for (u32 i = first; i < groups * p.k_tiles; i += stride) {
-        const u32 group = i / p.k_tiles, k_tile = i % p.k_tiles, row = min(group * 8 + lane / 4, p.num_rows - 1);
-        const u64 column = static_cast<u64>(row) * p.k_tiles * TILE_COLUMNS + k_tile * TILE_COLUMNS + lane % 4 * 16;
-        const uint4* from = reinterpret_cast<const uint4*>(p.rounded + column);
-        const uint4 low = from[0], high = from[1];
-        u32* to = reinterpret_cast<u32*>(p.arranged) + (static_cast<u64>(k_tile) * groups + group) * (ROW_GROUP_BYTES / 4) + lane;
-        const u32 pairs[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-        for (u32 core = 0; core < 8; core++) to[core * WARP_LANES] = pairs[core];
-    }
-}

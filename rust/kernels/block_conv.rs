@@ -149,7 +149,7 @@ impl Kernel for BlockConv {
             x: launcher.buffer("x", args.x)?,
             delta: launcher.buffer("delta", args.delta)?,
             base: launcher.buffer("base", args.base)?,
-            y: y.on_cuda(&launcher, args.width)?,
+            y: y.on_cuda(&launcher, args.num_rows, args.width)?,
             num_rows: args.num_rows as u32,
             num_blocks: args.num_blocks as u32,
             width: args.width as u32,

@@ -102,7 +102,7 @@ impl Kernel for Gate {
         let params = GateParams {
             x: launcher.buffer("x", args.x)?,
             values: launcher.buffer("values", args.values)?,
-            y: args.y.on_cuda(&launcher, row_len)?,
+            y: args.y.on_cuda(&launcher, num_rows, row_len)?,
             x_offset: args.x_offset as u64,
             x_stride: args.x_stride as u64,
             num_rows: num_rows as u32,

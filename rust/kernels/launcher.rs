@@ -21,6 +21,11 @@ impl<'a> Launcher<'a> {
         }
     }
 
+    /// What it launches on.
+    pub(super) fn device(&self) -> &'a CudaDevice {
+        self.device
+    }
+
     fn named(&self, source: DeviceError) -> KernelError {
         KernelError::Device {
             kernel: self.kernel,

@@ -128,7 +128,7 @@ impl Kernel for RmsNorm {
         let params = RmsNormParams {
             x: launcher.buffer("x", args.x)?,
             weight: weight.transpose()?.unwrap_or(0),
-            y: y.on_cuda(&launcher, args.width)?,
+            y: y.on_cuda(&launcher, args.num_vectors, args.width)?,
             x_offset: args.x_offset as u64,
             x_stride: args.x_stride as u64,
             num_vectors: args.num_vectors as u32,

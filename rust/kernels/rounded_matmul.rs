@@ -1,22 +1,20 @@
 //! The CUDA matmuls alone, for rows that are rounded already: what benches time.
 
-use half::bf16;
-
 use super::bf16_matmul::{Epilogue, PackedBf16};
+use super::matmul_rows::{MatmulInput, MatmulRows};
 use super::packed_fp8::PackedFp8;
 use super::row_format::RowFormat;
 use super::skinny_matmul::{SkinnyMatmul, SkinnyProduct};
-use super::skinny_weights::TILE_COLUMNS;
 use super::w12_matmul::{PackedW12, WeightView};
 use super::{check_len, check_size};
 use crate::device::cuda::CudaDevice;
 use crate::device::{Buffer, Device};
 use crate::error::{DeviceError, KernelError};
 
-/// Activations on a GPU as its matmuls take them: BF16, each row padded with zeros to whole super-tiles.
+/// Activations on a GPU as its matmuls take them: rounded, each row padded with zeros to whole super-tiles.
 #[derive(Clone, Debug)]
 pub struct RoundedRows {
-    values: Buffer<bf16>,
+    rows: MatmulRows,
     num_rows: usize,
     in_features: usize,
 }
@@ -27,26 +25,16 @@ impl RoundedRows {
     /// # Errors
     /// [`DeviceError`] when the GPU has no room.
     pub fn new(device: &Device, x: &[f32], in_features: usize) -> Result<Self, DeviceError> {
-        let padded = in_features.next_multiple_of(TILE_COLUMNS);
-        let mut values = vec![bf16::ZERO; x.len() / in_features * padded];
-        for (to, from) in values
-            .chunks_exact_mut(padded)
-            .zip(x.chunks_exact(in_features))
-        {
-            for (to, from) in to.iter_mut().zip(from) {
-                *to = bf16::from_f32(*from);
-            }
-        }
         Ok(Self {
-            values: device.buffer_of(&values)?,
+            rows: MatmulRows::of(device, x, in_features)?,
             num_rows: x.len() / in_features,
             in_features,
         })
     }
 
-    /// The rows, padded.
-    pub fn values(&self) -> &Buffer<bf16> {
-        &self.values
+    /// Where the rows begin on a GPU: BF16, padded.
+    pub fn cuda_address(&self) -> Option<u64> {
+        MatmulInput::from(&self.rows).cuda_address()
     }
 }
 
@@ -87,7 +75,6 @@ pub fn multiply_rounded(
     check_size(kernel, "in_features", x.in_features, weights.in_features)?;
     check_len(kernel, "x", x.num_rows, num_rows)?;
     check_len(kernel, "y", y.len(), num_rows * weights.out_features)?;
-    let at = x.values.cuda_address().ok_or(on_cuda("x"))?;
     let product = SkinnyProduct {
         weights,
         y: y.cuda_address().ok_or(on_cuda("y"))?,
@@ -100,7 +87,5 @@ pub fn multiply_rounded(
         num_rows,
         epilogue,
     };
-    matmul
-        .launch_rounded(device, at)
-        .map_err(|source| KernelError::Device { kernel, source })
+    matmul.run(device, MatmulInput::from(&x.rows))
 }

@@ -5,7 +5,7 @@
 //! slices are shared out among blocks changes no sum, only [`SliceMap`] does, and that follows from K alone.
 
 use super::bf16_matmul::Epilogue;
-use super::matmul_rows::MatmulInput;
+use super::matmul_rows::{ArrangedRows, GROUP_ROWS, MatmulInput};
 use super::row_format::RowFormat;
 use super::skinny_weights::{
     OCTET, SkinnyWeights, SliceFormat, SliceMap, TILE_CHANNELS, TILE_COLUMNS,
@@ -209,6 +209,7 @@ pub(super) struct MatmulParams {
 struct RoundRowsParams {
     x: u64,
     rounded: u64,
+    arranged: ArrangedRows,
     num_rows: u32,
     in_features: u32,
 }
@@ -266,9 +267,9 @@ impl SkinnyMatmul<'_> {
         if self.num_rows == 0 || self.products.is_empty() {
             return Ok(());
         }
-        match self.rows.entry(&x) {
-            Some(entry) => self.launch_all(device, at, entry),
-            None => self.launch_rounded(device, at),
+        match (self.rows.entry(&x), x.arranged(self.in_features())) {
+            (Some(entry), _) => self.launch_all(device, at, entry),
+            (None, arranged) => self.launch_rounded(device, at, arranged.unwrap_or_default()),
         }
         .map_err(|source| KernelError::Device {
             kernel: self.kernel,
@@ -278,11 +279,22 @@ impl SkinnyMatmul<'_> {
 
     fn launch_all(&self, device: &CudaDevice, x: u64, entry: &str) -> Result<(), DeviceError> {
         let rounded_bytes = self.num_rows * self.rounded_row_bytes();
+        let arranged_bytes = self.wgmma(device).map_or(0, |_| {
+            WgmmaMatmul::row_bytes(self.num_rows, self.in_features())
+        });
         let sums_bytes = self.scratch_bytes(device);
-        let scratch = device.scratch(sums_bytes + rounded_bytes)?;
-        let rounded = scratch + sums_bytes as u64;
-        self.round_rows(device, entry, x, rounded)?;
-        self.launch_rounded(device, rounded)
+        let scratch = device.scratch(sums_bytes + arranged_bytes + rounded_bytes)?;
+        let end = |num_bytes: usize| scratch + num_bytes as u64;
+        let rounded = end(sums_bytes + arranged_bytes);
+        let mut arranged = ArrangedRows::default();
+        if arranged_bytes > 0 {
+            arranged = ArrangedRows {
+                address: end(sums_bytes),
+                row_groups: self.num_rows.div_ceil(GROUP_ROWS) as u32,
+            };
+        }
+        self.round_rows(device, entry, x, rounded, arranged)?;
+        self.launch_rounded(device, rounded, arranged)
     }
 
     fn in_features(&self) -> usize {
@@ -307,11 +319,10 @@ impl SkinnyMatmul<'_> {
             stem,
             view: self.view,
             num_rows,
-            in_features: self.in_features(),
         })
     }
 
-    /// Scratch of the launches, besides rounded rows.
+    /// Scratch of the launches, besides rows.
     fn scratch_bytes(&self, device: &CudaDevice) -> usize {
         let launches = self.products.chunks(MAX_PARTS);
         let stacks = launches.map(|parts| Stack::of(parts.iter().map(|p| p.weights)));
@@ -320,11 +331,7 @@ impl SkinnyMatmul<'_> {
         };
         let num_blocks = device.limits().num_multiprocessors;
         let bytes = stacks.map(|stack| wgmma.scratch_bytes(stack, num_blocks));
-        // Arranged rows stay until the last launch.
-        bytes
-            .max()
-            .unwrap_or(0)
-            .max(wgmma.row_bytes() + self.sums_bytes())
+        bytes.max().unwrap_or(0).max(self.sums_bytes())
     }
 
     /// Scratch for the octet sums of one launch of mma.sync.
@@ -336,21 +343,15 @@ impl SkinnyMatmul<'_> {
         num_channels * num_octets * MAX_ROWS * size_of::<f32>()
     }
 
-    /// Multiplies rows that lie at `rounded` as [`RowFormat`] says.
-    ///
-    /// # Errors
-    /// [`DeviceError`].
-    pub(super) fn launch_rounded(
+    /// Multiplies rows that lie at `rounded` as [`RowFormat`] says, those for wgmma from where they are arranged.
+    fn launch_rounded(
         &self,
         device: &CudaDevice,
         rounded: u64,
+        arranged: ArrangedRows,
     ) -> Result<(), DeviceError> {
-        let scratch = device.scratch(self.scratch_bytes(device))?;
+        let octet_sums = device.scratch(self.scratch_bytes(device))?;
         let wgmma = self.wgmma(device);
-        let octet_sums = scratch + wgmma.as_ref().map_or(0, WgmmaMatmul::row_bytes) as u64;
-        if let Some(wgmma) = &wgmma {
-            wgmma.arrange_rows(device, rounded)?;
-        }
         for products in self.products.chunks(MAX_PARTS) {
             let stack = Stack::of(products.iter().map(|product| product.weights));
             let mut first = 0;
@@ -358,7 +359,7 @@ impl SkinnyMatmul<'_> {
                 while first < wgmma.num_rows {
                     let num_rows = WgmmaConfig::launch_rows(wgmma.num_rows - first);
                     let params = self.params(products, first, num_rows);
-                    wgmma.launch(device, stack, params, first)?;
+                    wgmma.launch(device, stack, params, arranged, first)?;
                     first += num_rows;
                 }
             }
@@ -384,6 +385,7 @@ impl SkinnyMatmul<'_> {
         entry: &str,
         x: u64,
         rounded: u64,
+        arranged: ArrangedRows,
     ) -> Result<(), DeviceError> {
         let function = device.function(self.source(), entry)?;
         let num_values = self.num_rows * self.in_features();
@@ -396,6 +398,7 @@ impl SkinnyMatmul<'_> {
         let params = RoundRowsParams {
             x,
             rounded,
+            arranged,
             num_rows: self.num_rows as u32,
             in_features: self.in_features() as u32,
         };

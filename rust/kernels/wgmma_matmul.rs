@@ -2,6 +2,7 @@
 //!
 //! [`WgmmaConfig`] says which rows go there and what a launch takes. None of it changes a sum.
 
+use super::matmul_rows::{ArrangedRows, GROUP_ROWS, MAX_PLAIN_ROWS};
 use super::skinny_matmul::{MatmulParams, Stack};
 use super::skinny_weights::{OCTET, SliceFormat, SliceMap, TILE_CHANNELS, TILE_COLUMNS};
 use super::w12_matmul::WeightView;
@@ -13,7 +14,7 @@ const OTHER_WARPS: usize = 4;
 /// Blocks of a cluster: they share the activations that they bring.
 const CLUSTER_BLOCKS: usize = 2;
 /// Bytes of eight rows of a super-tile of columns.
-const ROW_GROUP_BYTES: usize = 8 * TILE_COLUMNS * 2;
+const ROW_GROUP_BYTES: usize = GROUP_ROWS * TILE_COLUMNS * 2;
 /// Bytes of a warp's sums of one row.
 const ROW_SUM_BYTES: usize = TILE_CHANNELS * size_of::<f32>();
 /// Bytes of the barriers of as many slots as there may be.
@@ -80,7 +81,7 @@ impl WgmmaConfig {
         let slot_bytes = stack.format.note_bytes() + map.slice_tiles() * tile_bytes;
         let block_tiles = block_tiles(stack.format, view, tile_rows);
         let step_bytes = block_tiles * slot_bytes;
-        let row_slot_bytes = tile_rows / 8 * ROW_GROUP_BYTES;
+        let row_slot_bytes = tile_rows / GROUP_ROWS * ROW_GROUP_BYTES;
         let [few, many] = ROW_SLOTS;
         let room = limits.block_shared_bytes.saturating_sub(BARRIER_BYTES);
         let ring_slots =
@@ -96,10 +97,11 @@ impl WgmmaConfig {
     }
 }
 
-/// With no more rows than these, mma.sync is faster; at most what one of its launches multiplies.
+/// With no more rows than these, mma.sync is faster; at most what one of its launches multiplies, and no fewer than are
+/// never arranged.
 fn mma_rows(format: SliceFormat) -> usize {
     match format {
-        SliceFormat::W12 => 16,
+        SliceFormat::W12 => MAX_PLAIN_ROWS,
         _ => 32,
     }
 }
@@ -141,24 +143,12 @@ struct WgmmaParams {
     is_strided: u32,
 }
 
-/// `ArrangeRowsParams` of `wgmma_matmul.cuh`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct ArrangeRowsParams {
-    rounded: u64,
-    arranged: u64,
-    num_rows: u32,
-    k_tiles: u32,
-}
-
-/// The first rows of a multiplication, which wgmma takes, in scratch: `[super-tiles of columns][groups of eight
-/// rows][8 core matrices]`, before the sums of a launch.
+/// The first rows of a multiplication, which wgmma takes.
 pub(super) struct WgmmaMatmul {
     pub(super) source: &'static KernelSource,
     pub(super) stem: &'static str,
     pub(super) view: WeightView,
     pub(super) num_rows: usize,
-    pub(super) in_features: usize,
 }
 
 impl WgmmaMatmul {
@@ -172,9 +162,9 @@ impl WgmmaMatmul {
         }
     }
 
-    /// Bytes of the arranged rows.
-    pub(super) fn row_bytes(&self) -> usize {
-        self.num_rows.div_ceil(8) * self.in_features.div_ceil(TILE_COLUMNS) * ROW_GROUP_BYTES
+    /// Bytes of `num_rows` arranged rows in as few groups as there may be.
+    pub(super) fn row_bytes(num_rows: usize, in_features: usize) -> usize {
+        num_rows.div_ceil(GROUP_ROWS) * in_features.div_ceil(TILE_COLUMNS) * ROW_GROUP_BYTES
     }
 
     /// Scratch that multiplying takes.
@@ -195,41 +185,11 @@ impl WgmmaMatmul {
         let own = block_tiles(stack.format, self.view, tile_rows) * tile_rows * ROW_SUM_BYTES;
         let num_octets = SliceMap::of(stack.in_features).num_octets;
         let shared = num_blocks.min(units * CLUSTER_BLOCKS) * num_octets * own;
-        let first = self.row_bytes();
         let own = num_blocks * own;
-        [
-            first,
-            first + own,
-            first + 2 * own,
-            first + 2 * own + shared,
-        ]
+        [0, own, 2 * own, 2 * own + shared]
     }
 
-    /// Arranges rows that lie at `rounded`.
-    ///
-    /// # Errors
-    /// [`DeviceError`].
-    pub(super) fn arrange_rows(
-        &self,
-        device: &CudaDevice,
-        rounded: u64,
-    ) -> Result<(), DeviceError> {
-        let function = device.function(self.source, "arrange_rows")?;
-        let k_tiles = self.in_features.div_ceil(TILE_COLUMNS);
-        let shape = Shape::of_values(WARP_LANES * self.num_rows.div_ceil(8) * k_tiles);
-        let params = ArrangeRowsParams {
-            rounded,
-            arranged: device.scratch(self.row_bytes())?,
-            num_rows: self.num_rows as u32,
-            k_tiles: k_tiles as u32,
-        };
-        let launch = Launch::new(&function, shape, true);
-        // SAFETY: `params` mirrors the kernel's; the rows are there, padded, as the matmul's caller saw to, and the scratch has
-        // room.
-        unsafe { launch.run(device, &params) }
-    }
-
-    /// Multiplies `params.num_rows` arranged rows from `first_row`, a multiple of eight, on; `params` are those of mma.sync.
+    /// Multiplies `params.num_rows` of `rows` from `first_row`, a multiple of eight, on; `params` are those of mma.sync.
     ///
     /// # Errors
     /// [`DeviceError`].
@@ -238,6 +198,7 @@ impl WgmmaMatmul {
         device: &CudaDevice,
         stack: Stack,
         params: MatmulParams,
+        rows: ArrangedRows,
         first_row: usize,
     ) -> Result<(), DeviceError> {
         let limits = device.limits();
@@ -276,7 +237,7 @@ impl WgmmaMatmul {
         let num_flags = num_blocks * config.block_tiles;
         let params = WgmmaParams {
             matmul: MatmulParams {
-                x: scratch + (first_row / 8 * ROW_GROUP_BYTES) as u64,
+                x: rows.address + (first_row / GROUP_ROWS * ROW_GROUP_BYTES) as u64,
                 octet_sums: scratch + octet_sums as u64,
                 ring_slots: config.ring_slots as u32,
                 cluster_blocks: CLUSTER_BLOCKS as u32,
@@ -286,8 +247,8 @@ impl WgmmaMatmul {
             cut_sums: scratch + cut_sums as u64,
             cut_flags: flags,
             octet_counts: flags + (num_flags * size_of::<u32>()) as u64,
-            row_groups: num_rows.div_ceil(8) as u32,
-            row_stride: self.num_rows.div_ceil(8) as u32,
+            row_groups: num_rows.div_ceil(GROUP_ROWS) as u32,
+            row_stride: rows.row_groups,
             row_tiles: row_tiles as u32,
             num_units: num_units as u32,
             row_slots: config.row_slots as u32,
@@ -334,6 +295,15 @@ mod tests {
                     assert!(config.ring_slots >= 2, "{in_features} {config:?}");
                     assert!(config.row_slots >= 4, "{in_features} {config:?}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_that_nobody_arranges_are_left_to_mma_sync() {
+        for format in [SliceFormat::W12, SliceFormat::Bf16] {
+            for num_rows in 0..=MAX_PLAIN_ROWS {
+                assert_eq!(WgmmaConfig::first_rows(num_rows, 5120, format), 0);
             }
         }
     }

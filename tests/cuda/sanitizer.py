@@ -86,7 +86,9 @@ GROUPS = (
             "test_gates",
             "test_convolutions",
             "test_gated_delta_outputs[shape1-9]",
+            "test_gated_delta_outputs[shape2-40]",
             "test_products_are_those_of_fp32_rows[250-cuda]",
+            "test_products_of_many_rows_are_those_of_few[600-row_counts0]",
         ),
     ),
     Group(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,8 +40,10 @@ def test_norms(width: int) -> None:
 @pytest.mark.parametrize("kind", ["silu", "sigmoid", "gelu_tanh"])
 @pytest.mark.parametrize(("per_row", "width"), [(1, 17408), (1, 1000), (24, 256), (3, 21), (5, 18), (2, 1)])
 def test_gates(kind: str, per_row: int, width: int) -> None:
-    num_vectors = 9 * per_row
-    for offset, stride in ((0, width), (width, 2 * width), (3, width + 7)):
+    # With more than 16 rows Hopper's matmuls want them arranged.
+    cases = [(9, 0, width), (19, width, 2 * width), (19, 3, width + 7)]
+    for num_rows, offset, stride in cases:
+        num_vectors = num_rows * per_row
         x, values = 4 * normal(3, num_vectors * stride + offset), normal(4, num_vectors, width)
         args = (kind, x, offset, stride, values, per_row)
         want = rounded(kernels.gate(*args, **GPU))
@@ -94,6 +98,30 @@ def test_products_are_those_of_fp32_rows(width: int, device: dict[str, Any]) -> 
         got = kernels.multiply_together(rows, weights, norm=norm, eps=1e-6, **device)
         for left, right in zip(got, want, strict=True):
             assert_same(left, right)
+
+
+def in_chunks(multiply: Callable[[np.ndarray], list[np.ndarray]], x: np.ndarray) -> list[np.ndarray]:
+    """Products of 16 rows at a time, which mma.sync multiplies on every GPU."""
+    chunks = [multiply(x[first : first + 16]) for first in range(0, len(x), 16)]
+    return [np.concatenate(parts) for parts in zip(*chunks, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("width", "row_counts"), [(600, (17, 33, 150)), (5120, (17, 24, 40, 64)), (5130, (300,))]
+)
+def test_products_of_many_rows_are_those_of_few(width: int, row_counts: tuple[int, ...]) -> None:
+    rows, norm = normal(40, max(row_counts), width), normal(41, width)
+    weights = [(to_bits(normal(42 + i, 48, width)), name) for i, name in enumerate(("bf16", "w12"))]
+    for q_view in (False, True):
+        multiply = partial(
+            kernels.multiply_together, weights=weights, q_view=q_view, norm=norm, eps=1e-6, **GPU
+        )
+        want = in_chunks(multiply, rows)
+        for num_rows in row_counts:
+            # Rows of their own, and the first of more.
+            for got in (multiply(rows[:num_rows]), multiply(rows, num_rows=num_rows)):
+                for left, right in zip(got, want, strict=True):
+                    assert_same(left, right[:num_rows])
 
 
 def test_parts_of_rows_are_refused() -> None:

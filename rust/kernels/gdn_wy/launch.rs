@@ -270,7 +270,9 @@ pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), Kerne
         tail_k: launcher.buffer("tail.k", &tail.k)?,
         tail_d: launcher.buffer("tail.d", &tail.d)?,
         tail_g: launcher.buffer("tail.g", &tail.g)?,
-        y: args.y.on_cuda(&launcher, shape.values_len())?,
+        y: args
+            .y
+            .on_cuda(&launcher, args.paths.num_rows(), shape.values_len())?,
         outputs,
         squares: outputs + outputs_bytes as u64,
         shared: layout,

@@ -53,5 +53,6 @@ pub(super) fn block_conv<'py>(
     }
     let mut y = NanRows::on(&device, num_rows, shape.2, for_matmul)?;
     run::<BlockConv>(py, &device, args(ConvOutput::Store(y.output())))?;
-    Ok(y.array((num_rows, shape.2), shape)?.into_pyarray(py))
+    Ok(y.array(&device, (num_rows, shape.2), shape)?
+        .into_pyarray(py))
 }

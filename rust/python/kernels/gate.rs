@@ -43,7 +43,9 @@ pub(super) fn gate<'py>(
             y: gated.output(),
         },
     )?;
-    Ok(gated.array(rows, (num_vectors, width))?.into_pyarray(py))
+    Ok(gated
+        .array(&device, rows, (num_vectors, width))?
+        .into_pyarray(py))
 }
 
 /// The gate that `kernel` was asked for.

@@ -110,7 +110,7 @@ pub(super) fn gdn_wy<'py>(
     )?;
     let of_y = (num_rows, row_lens[0]);
     Ok((
-        y.array(of_y, of_y)?.into_pyarray(py),
+        y.array(&device, of_y, of_y)?.into_pyarray(py),
         array(&tail.k, (num_rows, row_lens[1]))?.into_pyarray(py),
         array(&tail.d, (num_rows, row_lens[2]))?.into_pyarray(py),
         array(&tail.g, (num_rows, row_lens[3]))?.into_pyarray(py),

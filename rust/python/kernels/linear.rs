@@ -16,9 +16,11 @@ use crate::weights::linear::{Linear, multiply_together as multiply};
 use crate::weights::w12::Encoding;
 
 /// `x @ weight.T` of matrices of one K, each `(weight, "w12" | "bf16")`; `q_view` reads the 8-bit view of those in W12.
-/// With `norm`, a weight, and `eps`, `x` is normalised first, straight into rows for a matmul.
+/// With `norm`, a weight, and `eps`, `x` is normalised first, straight into rows for a matmul. Of all rows only the first
+/// `num_rows` are multiplied, if that is given.
 #[pyfunction]
-#[pyo3(signature = (x, weights, q_view=false, norm=None, eps=0.0, device="cpu"))]
+#[pyo3(signature = (x, weights, q_view=false, norm=None, eps=0.0, num_rows=None, device="cpu"))]
+#[expect(clippy::too_many_arguments, reason = "keywords of a Python function")]
 pub(super) fn multiply_together<'py>(
     py: Python<'py>,
     x: PyReadonlyArray2<'py, f32>,
@@ -26,9 +28,11 @@ pub(super) fn multiply_together<'py>(
     q_view: bool,
     norm: Option<PyReadonlyArray1<'py, f32>>,
     eps: f32,
+    num_rows: Option<usize>,
     device: &str,
 ) -> PyResult<Vec<Bound<'py, PyArray2<f32>>>> {
-    let (num_rows, in_features) = x.as_array().dim();
+    let (all_rows, in_features) = x.as_array().dim();
+    let num_rows = num_rows.unwrap_or(all_rows);
     let device = device_named(device)?;
     let mut matrices = Vec::new();
     let mut results = Vec::new();
@@ -49,14 +53,14 @@ pub(super) fn multiply_together<'py>(
         false => WeightView::Exact,
     };
     let mut rows = MatmulRows::with(in_features, |words| {
-        nan_buffer_on(&device, num_rows * words)
+        nan_buffer_on(&device, all_rows * words)
     })?;
     if let Some(norm) = &norm {
         let args = RmsNormArgs {
             x: &x,
             x_offset: 0,
             x_stride: in_features,
-            num_vectors: num_rows,
+            num_vectors: all_rows,
             width: in_features,
             weight: Some(&array_on(&device, norm)?),
             eps,

@@ -176,12 +176,19 @@ impl NanRows {
     /// The values, `[num_rows, width]` in whatever `shape`.
     fn array<Sh: IntoDimension>(
         &self,
+        device: &Device,
         (num_rows, width): (usize, usize),
         shape: Sh,
     ) -> PyResult<Array<f32, Sh::Dim>> {
         match self {
             Self::Values(values) => array(values, shape),
             Self::ForMatmul(rows) => {
+                let is_whole = rows.is_whole(device, num_rows, width);
+                if !is_whole.map_err(Error::from)? {
+                    return Err(PyValueError::new_err(
+                        "rows for a matmul differ from one another",
+                    ));
+                }
                 let values = rows.read_back(num_rows, width).map_err(Error::from)?;
                 Array::from_shape_vec(shape.into_dimension(), values)
                     .map_err(|e| PyValueError::new_err(e.to_string()))

@@ -49,5 +49,5 @@ pub(super) fn rms_norm<'py>(
     }
     let mut y = NanRows::on(&device, num_vectors, width, for_matmul)?;
     run::<RmsNorm>(py, &device, args(NormOutput::Store(y.output())))?;
-    Ok(y.array(shape, shape)?.into_pyarray(py))
+    Ok(y.array(&device, shape, shape)?.into_pyarray(py))
 }
