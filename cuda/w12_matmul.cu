@@ -48,11 +48,11 @@ struct W12Weights {
             bases.high = load_shared_u8(slot + SliceNote::BASES + 8 + lane / 4) * 0x00800080u;
             ends = load_shared_u32(slot + SliceNote::ENDS);
             // A field differs from the one before exactly if its super-tile has escapes.
-            has_escapes = is_crowded() ? ends : ends ^ ends << 6;
+            has_escapes = is_crowded(ends) ? ends : ends ^ ends << 6;
             if (!IS_EXACT && !(ends & SliceNote::HAS_ABOVE)) has_escapes = 0;
         }
 
-        __device__ __forceinline__ bool is_crowded() const { return (ends & SliceNote::CROWDED) == SliceNote::CROWDED; }
+        __device__ __forceinline__ static bool is_crowded(u32 ends) { return (ends & SliceNote::CROWDED) == SliceNote::CROWDED; }
 
         __device__ __forceinline__ void load(u32 j, Words& words) const {
             words.u = load_shared_16(lane_place + j * PLANE8_BYTES), words.v = load_shared_16(lane_place + j * PLANE8_BYTES + 512);
@@ -74,7 +74,7 @@ struct W12Weights {
         }
 
         // Where a super-tile's escapes are among those of the note.
-        __device__ __forceinline__ void find_entries(u32 j, u32& first, u32& end) const {
+        __device__ __forceinline__ static void find_entries(u32 ends, u32 j, u32& first, u32& end) {
             first = j == 0 ? 0 : ends >> (6 * j - 6) & 63, end = ends >> 6 * j & 63;
         }
 
@@ -113,11 +113,13 @@ struct W12Weights {
         }
 
         __device__ __forceinline__ void patch_tile(u32 j, u32 (&a)[4][4]) const {
-            const bool is_crowded = this->is_crowded();
+            // Read again: between super-tiles without escapes no register holds it.
+            const u32 ends = load_shared_u32(this->slot + SliceNote::ENDS);
+            const bool is_crowded = this->is_crowded(ends);
             u32 i, end;
             const u32* escapes = nullptr;
             if (is_crowded) escapes = this->find_crowded(p, tile, j, i, end);
-            else this->find_entries(j, i, end);
+            else this->find_entries(ends, j, i, end);
 #pragma unroll 1
             for (; i < end; i++) {
                 this->patch_entry(is_crowded ? __ldg(escapes + i) : load_shared_u32(this->slot + SliceNote::ENTRIES + i * 4), a);
@@ -138,13 +140,13 @@ struct W12Weights {
         __device__ __forceinline__ void patch(const MatmulParams& p, u32 tile, u32 j, u32 (&a)[4][4]) const {
             if ((this->has_escapes >> 6 * j & 63) == 0) return;
             u32 i, end;
-            if (this->is_crowded()) {
+            if (this->is_crowded(this->ends)) {
                 const u32* escapes = this->find_crowded(p, tile, j, i, end);
 #pragma unroll 1
                 for (; i < end; i++) this->patch_entry(__ldg(escapes + i), a);
                 return;
             }
-            this->find_entries(j, i, end);
+            this->find_entries(this->ends, j, i, end);
 #pragma unroll 1
             do {
                 const u32 entry = __shfl_sync(0xFFFFFFFF, entries, i);
