@@ -7,14 +7,16 @@ template <u32 TILES>
 struct Factors {
     const Block<TILES>& block;
 
-    // Decays from the positions of the three stretches to the warp's nodes: node `warp` and every eighth from there. Lanes
-    // are positions of a stretch; sums of log decays run from the node backwards, stretch by stretch.
+    // Decays from the positions of the three stretches to the warp's nodes: every eighth, the first node's the last warp,
+    // which has no products of keys to make of few rows. Lanes are positions of a stretch; sums of log decays run from the node backwards, stretch by stretch.
     struct Decays {
         float values[TILES][3];
         float from_state[TILES];
     };
 
-    __device__ u32 weighed_row(u32 i) const { return block.row_of(block.warp() + i * BLOCK_WARPS); }
+    __device__ u32 first_node() const { return BLOCK_WARPS - 1 - block.warp(); }
+    __device__ bool has_nodes() const { return first_node() < block.count; }
+    __device__ u32 weighed_row(u32 i) const { return block.row_of(first_node() + i * BLOCK_WARPS); }
 
     // Where a position of the stretches is found: its entry, counted from the segment's anchor, which may lie before 0.
     __device__ int first_entry(u32 row, u32 stretch) const {
@@ -70,7 +72,7 @@ struct Factors {
         const u32 lane = block.lane();
 #pragma unroll
         for (u32 i = 0; i < TILES; i++) {
-            const u32 node = block.warp() + i * BLOCK_WARPS, row = weighed_row(i);
+            const u32 node = first_node() + i * BLOCK_WARPS, row = weighed_row(i);
             if (node >= block.count) break;
             float* weighed = block.weighed(of_plane) + node / TILE_NODES * 2 * STRETCH_STEPS * FRAGMENT_LEN;
 #pragma unroll
@@ -82,8 +84,8 @@ struct Factors {
                 if (stretch == 2) {
                     block.own(of_plane)[lane * block.NODE_STRIDE + node] = factor;
                 } else {
-                    float* to = weighed + (stretch * STRETCH_STEPS + lane / 16) * FRAGMENT_LEN + node % TILE_NODES * 16 + lane % 16;
-                    to[0] = factor.x, to[WARP_LANES * 4] = factor.y;
+                    float* to = weighed + (stretch * STRETCH_STEPS + lane / 16) * FRAGMENT_LEN + lane % 4 / 2 * HALF_FRAGMENT;
+                    *reinterpret_cast<float2*>(to + (node % TILE_NODES * 4 + lane % 16 / 4) * 4 + lane % 2 * 2) = factor;
                 }
             }
             if (lane == 0) block.rows.from_state[of_plane][row] = decays.from_state[i];

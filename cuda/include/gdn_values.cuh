@@ -21,9 +21,18 @@ struct Values : Lanes<TILES> {
     using Base::block, Base::p, Base::NO_DEPTH;
     using Base::column, Base::first_lane, Base::own_lane, Base::plane, Base::works;
     using Base::gates, Base::out, Base::seen, Base::values;
-    using Base::group, Base::multiply_tile, Base::node_of, Base::own_value, Base::place_of, Base::row_of, Base::stores;
+    using Base::group, Base::node_of, Base::own_value, Base::place_of, Base::row_of, Base::stores;
+
+    float2 norm_weight;
 
     __device__ __forceinline__ explicit Values(Block<TILES>& b) : Base(b) {}
+
+    // Starts to load what makes y of o.
+    __device__ __forceinline__ void load_gates() {
+        norm_weight = *reinterpret_cast<const float2*>(p.norm_weight + column);
+#pragma unroll
+        for (u32 tile = 0; tile < TILES; tile++) gates[tile] = *reinterpret_cast<const float2*>(p.z + place_of(tile));
+    }
 
     __device__ __forceinline__ static void add_entry(float2& seen, float2& out, float2 factor, float2 d) {
         seen.x = __fmaf_rn(factor.x, d.x, seen.x), seen.y = __fmaf_rn(factor.x, d.y, seen.y);
@@ -33,18 +42,34 @@ struct Values : Lanes<TILES> {
     // From the products with the state to d (over v) and o.
     __device__ __forceinline__ void add_entries(const Places& at) {
         if (!works) return;
+        if (at.last_stretch == 0) {
+            add_all<true>(at);
+        } else {
+            add_all<false>(at);
+        }
+    }
+
+    // `IS_FIRST` promises that all nodes stand in the stretch in which the segment begins.
+    template <bool IS_FIRST>
+    __device__ __forceinline__ void add_all(const Places& at) {
         SplitSums whole[TILES];  // over stretches before the own
 #pragma unroll
         for (u32 tile = 0; tile < TILES; tile++) whole[tile] = {};
-        add_committed(at, whole);
+        add_committed<IS_FIRST>(at, whole);
         float* updates = block.memory + p.shared.updates + own_lane;
+        if (IS_FIRST) {
+            enter_stretch<true>(at, 0, whole);
+            add_logged<true>(at);
+            add_paths(at, 0, at.last_depth + 1, updates);
+        } else {
 #pragma unroll 1
-        for (u32 stretch = 0; stretch <= at.last_stretch; stretch++) {
-            if (stretch > 0) add_stretch(at, stretch, whole);
-            enter_stretch(at, stretch, whole);
-            const u32 begin = block.stretch_depth(stretch), end = min(block.stretch_depth(stretch + 1), at.last_depth + 1);
-            if (stretch == 0) add_logged(at);
-            add_paths(at, begin, end, updates);
+            for (u32 stretch = 0; stretch <= at.last_stretch; stretch++) {
+                if (stretch > 0) add_stretch(at, stretch, whole);
+                enter_stretch<false>(at, stretch, whole);
+                const u32 begin = block.stretch_depth(stretch), end = min(block.stretch_depth(stretch + 1), at.last_depth + 1);
+                if (stretch == 0) add_logged<false>(at);
+                add_paths(at, begin, end, updates);
+            }
         }
 #pragma unroll
         for (u32 tile = 0; tile < TILES; tile++) {
@@ -54,19 +79,21 @@ struct Values : Lanes<TILES> {
         }
     }
 
+    // Adds sixteen positions of the two stretches before the own to all nodes.
+    __device__ __forceinline__ void add_step(u32 step, const SplitColumn& by, SplitSums (&sums)[TILES]) const {
+        const float* factors = block.weighed(plane) + step * FRAGMENT_LEN + block.lane() * 4;
+#pragma unroll
+        for (u32 tile = 0; tile < TILES; tile++) multiply_split(sums[tile], split_pair(factors + tile * 2 * STRETCH_STEPS * FRAGMENT_LEN), by);
+    }
+
     // Adds one whole stretch, the first (0) or second (1) before the own, to the nodes that `reads` says.
     template <typename Column, typename Reads>
     __device__ __forceinline__ void add_whole(u32 which, SplitSums (&whole)[TILES], Column column_of_step, Reads reads) const {
         SplitSums sums[TILES];
 #pragma unroll
         for (u32 tile = 0; tile < TILES; tile++) sums[tile] = whole[tile];
-        const float* factors = block.weighed(plane) + which * STRETCH_STEPS * FRAGMENT_LEN + block.lane() * 4;
-#pragma unroll(TILES == 1 ? STRETCH_STEPS : 1)
-        for (u32 step = 0; step < STRETCH_STEPS; step++) {
-            const SplitColumn by = column_of_step(step);
-#pragma unroll
-            for (u32 tile = 0; tile < TILES; tile++) multiply_tile(sums[tile], factors + (tile * 2 * STRETCH_STEPS + step) * FRAGMENT_LEN, by);
-        }
+#pragma unroll 1
+        for (u32 step = 0; step < STRETCH_STEPS; step++) add_step(which * STRETCH_STEPS + step, column_of_step(step), sums);
 #pragma unroll
         for (u32 tile = 0; tile < TILES; tile++) {
             if (reads(tile)) whole[tile] = sums[tile];
@@ -74,19 +101,25 @@ struct Values : Lanes<TILES> {
     }
 
     // Whole stretches of logged entries.
+    template <bool IS_FIRST>
     __device__ __forceinline__ void add_committed(const Places& at, SplitSums (&whole)[TILES]) const {
-        const float* log_d = block.memory + p.shared.log_d + block.lane() % 4 * 4 * LOG_ROW + block.warp() * WARP_VALUES + group();
+        const float* log_d = block.memory + p.shared.log_d + staged_lane(block.lane() % 4 * 4, block.warp() * WARP_VALUES + group());
         const u32 own = block.committed_len / STRETCH;
+        const auto column = [](const float* rows) { return split_column({rows[0], rows[MAX_LANES], rows[2 * MAX_LANES], rows[3 * MAX_LANES]}); };
+        if (IS_FIRST) {
+            const float* from = log_d + (own * STRETCH - block.anchor_base) * MAX_LANES;
+#pragma unroll(TILES == 1 ? 2 : 1)
+            for (u32 back = min(own, 2u) * STRETCH_STEPS; back > 0; back--) {
+                add_step(2 * STRETCH_STEPS - back, column(from - back * 16 * MAX_LANES), whole);
+            }
+            return;
+        }
 #pragma unroll 1
         for (u32 stretch = 0; stretch <= min(at.last_stretch, 1u); stretch++) {
 #pragma unroll 1
             for (u32 which = own + stretch < 2 ? 2 - own - stretch : 0; which + stretch < 2; which++) {
-                const float* from = log_d + ((own + stretch + which - 2) * STRETCH - block.anchor_base) * LOG_ROW;
-                add_whole(which, whole,
-                          [&](u32 step) {
-                              const float* rows = from + step * 16 * LOG_ROW;
-                              return split_column({rows[0], rows[LOG_ROW], rows[2 * LOG_ROW], rows[3 * LOG_ROW]});
-                          },
+                const float* from = log_d + ((own + stretch + which - 2) * STRETCH - block.anchor_base) * MAX_LANES;
+                add_whole(which, whole, [&](u32 step) { return column(from + step * 16 * MAX_LANES); },
                           [&](u32 tile) { return at.stretch[tile] == stretch; });
             }
         }
@@ -96,7 +129,7 @@ struct Values : Lanes<TILES> {
     // nodes that share the last of them share all.
     __device__ __forceinline__ void add_stretch(const Places& at, u32 stretch, SplitSums (&whole)[TILES]) const {
         const u32 last_level = block.stretch_depth(stretch) - 1, c = block.lane() % 4;
-        const float* lanes = block.memory + block.warp() * WARP_VALUES + group();
+        const u32 lane = block.warp() * WARP_VALUES + group();
 #pragma unroll 1
         for (u32 which = 2; which-- > 0;) {
             // Nodes of `stretch` read it as the second, those of the next as the first.
@@ -116,9 +149,9 @@ struct Values : Lanes<TILES> {
                 const auto d_of = [&](u32 step, u32 i) {
                     // How far the position lies behind the log.
                     const int level = static_cast<int>(last_level + 1 + step * 16 + c * 4 + i) - static_cast<int>(STRETCH);
-                    const u32 logged = p.shared.log_d + (block.log_len + level) * LOG_ROW;
-                    const u32 of_path = p.shared.updates + block.rows.ancestors[level < 0 ? 0 : level][next] * UPDATE_ROW;
-                    return lanes[level < 0 ? logged : of_path];
+                    const u32 logged = p.shared.log_d + staged_lane(block.log_len + level, lane);
+                    const u32 of_path = p.shared.updates + block.rows.ancestors[level < 0 ? 0 : level][next] * UPDATE_ROW + lane;
+                    return block.memory[level < 0 ? logged : of_path];
                 };
                 add_whole(which, whole, [&](u32 step) { return split_column({d_of(step, 0), d_of(step, 1), d_of(step, 2), d_of(step, 3)}); },
                           [&](u32 tile) { return last[tile] == next; });
@@ -129,10 +162,11 @@ struct Values : Lanes<TILES> {
     }
 
     // State and whole stretches together, for the nodes whose own stretch begins.
+    template <bool IS_FIRST>
     __device__ __forceinline__ void enter_stretch(const Places& at, u32 stretch, const SplitSums (&whole)[TILES]) {
 #pragma unroll
         for (u32 tile = 0; tile < TILES; tile++) {
-            if (at.stretch[tile] != stretch) continue;
+            if (!IS_FIRST && at.stretch[tile] != stretch) continue;
             const float scale = block.rows.from_state[plane][at.row[tile]];
             seen[tile] = {__fmaf_rn(scale, seen[tile].x, whole[tile].value(0)), __fmaf_rn(scale, seen[tile].y, whole[tile].value(1))};
             out[tile] = {__fmaf_rn(scale, out[tile].x, whole[tile].value(2)), __fmaf_rn(scale, out[tile].y, whole[tile].value(3))};
@@ -140,38 +174,62 @@ struct Values : Lanes<TILES> {
     }
 
     // Logged entries of the stretch in which the segment begins.
+    template <bool IS_FIRST>
     __device__ __forceinline__ void add_logged(const Places& at) {
         const u32 count = block.committed_len % STRETCH;
-        const float* log_d = block.memory + p.shared.log_d + (block.log_len - count) * LOG_ROW + own_lane;
+        const float* log_d = block.memory + p.shared.log_d + (block.log_len - count) * MAX_LANES;
         const float2* factors = block.own(plane) + group();
-#pragma unroll(TILES == 1 ? 4 : 2)
-        for (u32 entry = 0; entry < count; entry++) {
-            const float2 d = *reinterpret_cast<const float2*>(log_d + entry * LOG_ROW);
+        const auto add = [&](const float* from, const float2* by) {
+            const float2 d = *reinterpret_cast<const float2*>(from);
 #pragma unroll
             for (u32 tile = 0; tile < TILES; tile++) {
-                const float2 factor = factors[entry * block.NODE_STRIDE + tile * TILE_NODES];
-                if (at.stretch[tile] == 0) add_entry(seen[tile], out[tile], factor, d);
+                const float2 factor = by[tile * TILE_NODES];
+                if (IS_FIRST || at.stretch[tile] == 0) add_entry(seen[tile], out[tile], factor, d);
             }
+        };
+        u32 entry = 0;
+#pragma unroll 1
+        for (; entry + 4 <= count; entry += 4, factors += 4 * block.NODE_STRIDE) {
+            const float* from = log_d + staged_lane(entry, own_lane);  // of four rows in the same order
+#pragma unroll(TILES == 4 ? 2 : 4)
+            for (u32 i = 0; i < 4; i++) add(from + i * MAX_LANES, factors + i * block.NODE_STRIDE);
         }
+#pragma unroll 1
+        for (; entry < count; entry++, factors += block.NODE_STRIDE) add(log_d + staged_lane(entry, own_lane), factors);
     }
 
     // Entries of the nodes' own paths, level by level, within one stretch.
     __device__ __forceinline__ void add_paths(const Places& at, u32 begin, u32 end, float* updates) {
-        const float2* factors = block.own(plane) + (block.committed_len + begin) % STRETCH * block.NODE_STRIDE + group();
         float beta[TILES];
 #pragma unroll
         for (u32 tile = 0; tile < TILES; tile++) beta[tile] = block.rows.beta[plane][at.row[tile]];
+        u32 level = add_levels<0>(at, begin, begin, end, beta, updates);
+        if (TILES > 1) level = add_levels<1>(at, begin, level, end, beta, updates);
+        if (TILES > 2) level = add_levels<2>(at, begin, level, end, beta, updates);
+        if (TILES > 2) level = add_levels<3>(at, begin, level, end, beta, updates);
+    }
+
+    // Those levels from `level` on that a tile up to `FIRST` has, for it and those behind it: rows come in topological order,
+    // so the first tiles are mostly done first. Returns the next level.
+    template <u32 FIRST>
+    __device__ __forceinline__ u32 add_levels(const Places& at, u32 begin, u32 level, u32 end, const float (&beta)[TILES], float* updates) {
+        u32 stop = end;
+        if (FIRST + 1 < TILES) {
+            const u32 depth = at.depth[FIRST < TILES ? FIRST : 0];
+            stop = min(end, __reduce_max_sync(0xFFFFFFFF, depth == NO_DEPTH ? 0 : depth) + 1);
+        }
+        const float2* factors = block.own(plane) + (block.committed_len + begin) % STRETCH * block.NODE_STRIDE + group();
 #pragma unroll 1
-        for (u32 level = begin; level < end; level++) {
+        for (; level < stop; level++) {
             float2 factor[TILES];
             u32 source[TILES];
 #pragma unroll
-            for (u32 tile = 0; tile < TILES; tile++) {
+            for (u32 tile = FIRST; tile < TILES; tile++) {
                 source[tile] = block.rows.ancestors[level][at.row[tile]];
                 factor[tile] = factors[(level - begin) * block.NODE_STRIDE + tile * TILE_NODES];
             }
 #pragma unroll
-            for (u32 tile = 0; tile < TILES; tile++) {
+            for (u32 tile = FIRST; tile < TILES; tile++) {
                 // d of the nodes that have all their entries.
                 if (at.depth[tile] != level) continue;
                 const float2 d = {__fmul_rn(beta[tile], __fsub_rn(values[tile].x, seen[tile].x)), __fmul_rn(beta[tile], __fsub_rn(values[tile].y, seen[tile].y))};
@@ -180,11 +238,12 @@ struct Values : Lanes<TILES> {
             }
             __syncwarp();
 #pragma unroll
-            for (u32 tile = 0; tile < TILES; tile++) {
+            for (u32 tile = FIRST; tile < TILES; tile++) {
                 const float2 d = *reinterpret_cast<const float2*>(updates + source[tile] * UPDATE_ROW);
                 if (at.depth[tile] > level && at.depth[tile] < end) add_entry(seen[tile], out[tile], factor[tile], d);
             }
         }
+        return level;
     }
 
     // Squares of o over the warp's lanes.
@@ -197,6 +256,11 @@ struct Values : Lanes<TILES> {
 
     __device__ u32 squares_row() const { return p.num_slices * p.lanes / WARP_VALUES + 1; }
     __device__ u32 own_group() const { return (first_lane + own_lane) / WARP_VALUES; }
+
+    __device__ __forceinline__ void finish_gates() {
+#pragma unroll
+        for (u32 tile = 0; tile < TILES; tile++) gates[tile] = {silu(gates[tile].x), silu(gates[tile].y)};
+    }
 
     // Gives the squares of the own lanes to all blocks of the key head: each thread of a node to every fourth.
     __device__ __forceinline__ void share_squares() const {
@@ -221,7 +285,6 @@ struct Values : Lanes<TILES> {
     // y from o and the squares of all lanes of its head: every fourth warp's by each thread of a node, then theirs.
     __device__ __forceinline__ void store_outputs() const {
         const u32 num_squares = p.value_dim / WARP_VALUES, first = own_group() - column / WARP_VALUES;
-        const float2 weight = *reinterpret_cast<const float2*>(p.norm_weight + column);
         const float* squares = block.memory + p.shared.squares + group() * squares_row() + first;
         float sums[TILES] = {};
 #pragma unroll 4
@@ -234,8 +297,7 @@ struct Values : Lanes<TILES> {
         for (u32 tile = 0; tile < TILES; tile++) {
             sums[tile] += __shfl_xor_sync(0xFFFFFFFF, sums[tile], 1);
             sums[tile] += __shfl_xor_sync(0xFFFFFFFF, sums[tile], 2);
-            const float2 gate = {silu(gates[tile].x), silu(gates[tile].y)};
-            if (stores(tile)) store_output(p.y, block.first_row + row_of(tile), own_value(), out[tile], norm_scale(p, sums[tile]), weight, gate);
+            if (stores(tile)) store_output(p.y, block.first_row + row_of(tile), own_value(), out[tile], norm_scale(p, sums[tile]), norm_weight, gates[tile]);
         }
     }
 

@@ -30,10 +30,8 @@ const MAX_PLANES: usize = 4;
 const MAX_TAPS: usize = 4;
 /// Logged keys that a block copies ahead.
 const STAGED_KEYS: usize = 16;
-/// Floats of a row of staged keys, of a staged state, of logged updates and of a row's.
+/// Floats of a row of staged keys, and of a row's updates.
 const KEY_ROW: usize = KEY_LEN + 16;
-const STATE_ROW: usize = MAX_LANES + 2;
-const LOG_ROW: usize = MAX_LANES + 2;
 const UPDATE_ROW: usize = MAX_LANES + 8;
 /// What `Rows` of the device code takes, rounded up.
 const STATIC_SHARED_BYTES: usize = 12 * 1024;
@@ -179,8 +177,8 @@ impl Split {
         let nodes = tiles * TILE_ROWS;
         let pairs = nodes + 1;
         let mut layout = SharedLayout {
-            states: take(num_states * KEY_LEN * STATE_ROW),
-            log_d: take(MAX_ENTRIES * LOG_ROW),
+            states: take(num_states * KEY_LEN * MAX_LANES),
+            log_d: take(MAX_ENTRIES * MAX_LANES),
             keys: take(nodes * 2 * KEY_LEN),
             products: take(self.max_entries() * pairs * 2),
             updates: take(self.max_rows * UPDATE_ROW),
