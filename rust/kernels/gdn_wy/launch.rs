@@ -198,6 +198,21 @@ impl Split {
         1 + (self.max_rows - 1).div_ceil(FOLD_INTERVAL)
     }
 
+    /// Whether rows of a segment are one small chunk. Two such blocks share a multiprocessor, so that a launch starts while
+    /// the one before it ends.
+    fn is_small(&self) -> bool {
+        self.max_rows <= TILE_ROWS
+    }
+
+    /// Stages for states that pay: few rows seldom have two anchors, and then one state follows the other.
+    fn most_states(&self) -> usize {
+        if self.is_small() {
+            1
+        } else {
+            self.num_anchors()
+        }
+    }
+
     /// Tiles of a chunk and stages for states: as many as the rows ask for and `limit` bytes hold.
     fn chunk(&self, limit: usize) -> Option<(usize, usize)> {
         let wanted = self.max_rows.div_ceil(TILE_ROWS);
@@ -206,7 +221,7 @@ impl Split {
         let sizes = CHUNK_TILES.into_iter().filter(|&tiles| tiles <= most);
         sizes
             .flat_map(|tiles| {
-                (0..=self.num_anchors())
+                (0..=self.most_states())
                     .rev()
                     .map(move |states| (tiles, states))
             })
@@ -215,8 +230,7 @@ impl Split {
 
     /// The entry that serves chunks of `tiles` with `num_states` staged.
     fn entry(&self, tiles: usize, num_states: usize, in_clusters: bool) -> String {
-        let is_single = self.max_rows <= TILE_ROWS && num_states == self.num_anchors();
-        match (in_clusters, is_single) {
+        match (in_clusters, self.is_small() && num_states > 0) {
             (true, true) => "gdn_wy_single".to_owned(),
             (true, false) => format!("gdn_wy_{tiles}"),
             (false, _) => format!("gdn_wy_alone_{tiles}"),
@@ -320,6 +334,9 @@ mod tests {
 
     /// Shared memory of an H200, an A100 and a workstation card.
     const BLOCK_SHARED_BYTES: [usize; 3] = [232_448, 166_912, 101_376];
+    /// What a multiprocessor of an H200 has for its blocks, and takes for itself of each.
+    const ALL_SHARED_BYTES: usize = 233_472;
+    const RESERVED_BYTES: usize = 1024;
 
     #[test]
     fn chunks_fit_everywhere() {
@@ -336,7 +353,9 @@ mod tests {
                 assert!(bytes + STATIC_SHARED_BYTES <= limit);
                 if limit == BLOCK_SHARED_BYTES[0] {
                     assert_eq!(tiles * TILE_ROWS, max_rows.clamp(8, 32).next_power_of_two());
-                    assert!(num_states >= split.num_anchors().min(2));
+                    assert!(num_states >= split.most_states().min(2));
+                    let block_bytes = bytes + STATIC_SHARED_BYTES + RESERVED_BYTES;
+                    assert!(max_rows > TILE_ROWS || 2 * block_bytes <= ALL_SHARED_BYTES);
                 }
             }
         }
