@@ -55,7 +55,9 @@ __device__ __forceinline__ void run(const GdnWyParams& p) {
         }
         keys.run();
         if (is_first) values.make_gates(gate);
-        values.make_values();
+        // Where registers allow, warps with keys to make leave v for later.
+        const bool is_late = IS_SINGLE && keys.has_nodes();
+        if (!is_late) values.make_values();
         if (!IS_SINGLE) places = values.places();
         if (is_first) thread_copy_wait<0>();
         __syncthreads();
@@ -63,6 +65,7 @@ __device__ __forceinline__ void run(const GdnWyParams& p) {
         products.run();
         keys.store_keys();
         values.template multiply_states<IS_SINGLE>(places);
+        if (is_late) values.make_values();
         if (!IS_CLUSTER) __syncthreads();
 #pragma unroll 1
         for (u32 plane = 0; factors.has_nodes() && plane < values.num_planes; plane++) {

@@ -31,7 +31,8 @@ struct KeyMaker {
     ConvInputs<4> inputs[BATCH];
 
     __device__ __forceinline__ explicit KeyMaker(const Block<TILES>& b) : block(b) {
-        first_node = IS_SHARED ? b.warp() * b.p.num_slices + b.slice : b.warp() % HALF;
+        // Of few nodes by warps that have no products.
+        first_node = IS_SHARED ? b.warp() * b.p.num_slices + b.slice : (b.warp() + 2) % HALF;
         apart = IS_SHARED ? BLOCK_WARPS * b.p.num_slices : HALF;
         is_inside = b.lane() * 4 < b.p.key_dim;
         column = is_inside ? b.lane() * 4 : 0;
@@ -41,6 +42,7 @@ struct KeyMaker {
     // What the warp makes: k (0) or q (1).
     __device__ u32 which(u32 kind) const { return IS_SHARED ? kind : block.warp() / HALF; }
     __device__ u32 channel(u32 kind) const { return (which(kind) == 0 ? block.keys_len() : 0) + block.key_head * block.p.key_dim + column; }
+    __device__ bool has_nodes() const { return first_node < block.count; }
     __device__ u32 node_of(u32 start, u32 vector) const { return start + vector / KINDS * apart; }
 
     __device__ __forceinline__ void load_weights() {
@@ -187,30 +189,38 @@ struct KeyProducts {
         return sums;
     }
 
-    // The entry of one key for one node; NO_ENTRY where the node does not read it.
+    // The entry of a row's key for one node; NO_ENTRY where the node does not read it.
     __device__ __forceinline__ u32 entry_of(u32 tile, u32 column, u32 row) const {
-        const u32 logged = tile * 8 + column, key_row = (tile - log_tiles) * 8 + column;
+        const u32 key_row = (tile - log_tiles) * 8 + column;
         const u32 depth = block.rows.depth[min(key_row, block.num_rows - 1)];
         const bool reads = key_row < row && depth < block.rows.depth[row] && block.rows.ancestors[depth][row] == key_row;
-        const u32 of_path = key_row == row ? block.own_entry() : reads ? MAX_LOG_ENTRIES + depth : NO_ENTRY;
-        return tile < log_tiles ? logged : of_path;
+        return key_row == row ? block.own_entry() : reads ? MAX_LOG_ENTRIES + depth : NO_ENTRY;
     }
 
     __device__ __forceinline__ void keep(u32 tile, u32 node, u32 column, float2 first, float2 second) const {
-        const u32 row = block.row_of(node), entries[2] = {entry_of(tile, column, row), entry_of(tile, column + 1, row)};
-        const bool keeps[2] = {node < block.count && entries[0] != NO_ENTRY, node < block.count && entries[1] != NO_ENTRY};
+        if (node >= block.count) return;
+        const u32 row = block.row_of(node);
+        const bool is_logged = tile < log_tiles;  // then every node reads it
+        u32 entries[2] = {tile * 8 + column, tile * 8 + column + 1};
+        if (!is_logged) entries[0] = entry_of(tile, column, row), entries[1] = entry_of(tile, column + 1, row);
         if (!IS_CLUSTER) {
-            if (keeps[0]) block.products(entries[0])[node] = first;
-            if (keeps[1]) block.products(entries[1])[node] = second;
+            if (entries[0] != NO_ENTRY) block.products(entries[0])[node] = first;
+            if (entries[1] != NO_ENTRY) block.products(entries[1])[node] = second;
             return;
         }
-        const u32 base = shared_address(block.products(0) + node), barrier = block.barrier_of(Exchange::PRODUCTS);
+        const u32 base = shared_address(block.products(0) + node), to_barrier = block.barrier_of(Exchange::PRODUCTS) - base;
         constexpr u32 ENTRY_BYTES = Block<TILES>::NODE_STRIDE * sizeof(float2);
 #pragma unroll 2
-        for (u32 rank = 0; rank < shares; rank++) {
-            const u32 there = address_in_block(base, rank), barrier_there = address_in_block(barrier, rank);
-            store_in_block(there + entries[0] * ENTRY_BYTES, first, barrier_there, keeps[0]);
-            store_in_block(there + entries[1] * ENTRY_BYTES, second, barrier_there, keeps[1]);
+        for (u32 rank = 0; is_logged && rank < shares; rank++) {
+            const u32 there = address_in_block(base, rank), place = there + entries[0] * ENTRY_BYTES;
+            store_in_block(place, first, there + to_barrier, true);
+            store_in_block(place + ENTRY_BYTES, second, there + to_barrier, true);
+        }
+#pragma unroll 1
+        for (u32 rank = 0; !is_logged && rank < shares; rank++) {
+            const u32 there = address_in_block(base, rank);
+            store_in_block(there + entries[0] * ENTRY_BYTES, first, there + to_barrier, entries[0] != NO_ENTRY);
+            store_in_block(there + entries[1] * ENTRY_BYTES, second, there + to_barrier, entries[1] != NO_ENTRY);
         }
     }
 

@@ -124,7 +124,8 @@ struct Lanes {
 #pragma unroll
             for (u32 i = 0; i < MAX_LOG_ENTRIES / COPIED_ROWS; i++) {
                 const u32 entry = copied_row() + i * COPIED_ROWS, position = (block.anchor_base + entry) % LOG_POSITIONS;
-                if (entry < block.log_len) thread_copy_16(to + i * COPIED_ROWS * MAX_LANES * sizeof(float), from + static_cast<u64>(position) * values_len, true);
+                const bool is_there = entry < block.log_len;
+                thread_copy_16(to + i * COPIED_ROWS * MAX_LANES * sizeof(float), from + (is_there ? position * values_len : 0), is_there);
             }
         }
         if (threadIdx.x < block.log_len) {
