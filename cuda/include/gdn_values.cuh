@@ -219,15 +219,18 @@ struct Values : Lanes<TILES> {
             stop = min(end, __reduce_max_sync(0xFFFFFFFF, depth == NO_DEPTH ? 0 : depth) + 1);
         }
         const float2* factors = block.own(plane) + (block.committed_len + begin) % STRETCH * block.NODE_STRIDE + group();
-#pragma unroll 1
-        for (; level < stop; level++) {
-            float2 factor[TILES];
-            u32 source[TILES];
+        float2 factor[TILES];
+        u32 source[TILES];
+        const auto load = [&](u32 of_level) {
 #pragma unroll
             for (u32 tile = FIRST; tile < TILES; tile++) {
-                source[tile] = block.rows.ancestors[level][at.row[tile]];
-                factor[tile] = factors[(level - begin) * block.NODE_STRIDE + tile * TILE_NODES];
+                source[tile] = block.rows.ancestors[of_level][at.row[tile]];
+                factor[tile] = factors[(of_level - begin) * block.NODE_STRIDE + tile * TILE_NODES];
             }
+        };
+        if (level < stop) load(level);
+#pragma unroll 1
+        while (level < stop) {
 #pragma unroll
             for (u32 tile = FIRST; tile < TILES; tile++) {
                 // d of the nodes that have all their entries.
@@ -237,10 +240,17 @@ struct Values : Lanes<TILES> {
                 *reinterpret_cast<float2*>(updates + at.row[tile] * UPDATE_ROW) = d;
             }
             __syncwarp();
+            float2 d[TILES], by[TILES];
 #pragma unroll
             for (u32 tile = FIRST; tile < TILES; tile++) {
-                const float2 d = *reinterpret_cast<const float2*>(updates + source[tile] * UPDATE_ROW);
-                if (at.depth[tile] > level && at.depth[tile] < end) add_entry(seen[tile], out[tile], factor[tile], d);
+                d[tile] = *reinterpret_cast<const float2*>(updates + source[tile] * UPDATE_ROW);
+                by[tile] = factor[tile];
+            }
+            const u32 done = level++;
+            load(min(level, stop - 1));
+#pragma unroll
+            for (u32 tile = FIRST; tile < TILES; tile++) {
+                if (at.depth[tile] > done && at.depth[tile] < end) add_entry(seen[tile], out[tile], by[tile], d[tile]);
             }
         }
         return level;
