@@ -132,11 +132,17 @@ struct Block {
     u32 anchor_base;          // anchor of the segment's first position
     u32 log_len;              // logged entries from there on
     u32 max_depth;            // of the segment
+    // Of the thread's row, if the segment is the launch's first: known as soon as where the segment begins.
+    u32 guessed_position, guessed_path_start;
     u32 first = 0, count = 0; // of the chunk: its first row in the segment, its nodes
     u32 chunk = 0;
 
     __device__ __forceinline__ Block(const GdnWyParams& params, float* shared, Rows& shared_rows)
         : p(params), memory(shared), rows(shared_rows) {
+        const u32 guess = p.first_row + threadIdx.x;
+        const bool is_row = threadIdx.x < MAX_SEGMENT_ROWS && guess < p.end_row;
+        guessed_position = is_row ? p.paths.positions[guess] : 0;
+        guessed_path_start = is_row ? p.paths.rows[guess].path_start : 0;
         slice = blockIdx.x % p.num_slices;
         const u32 part = blockIdx.x / p.num_slices;
         key_head = part % p.num_key_heads;
@@ -197,8 +203,10 @@ struct Block {
     // Reads positions and paths of all rows.
     __device__ __forceinline__ void read_rows() {
         if (threadIdx.x < num_rows) {
-            rows.depth[threadIdx.x] = p.paths.positions[first_row + threadIdx.x] - committed_len;
-            rows.path_start[threadIdx.x] = p.paths.rows[first_row + threadIdx.x].path_start;
+            const u32 row = first_row + threadIdx.x;
+            const bool is_known = first_row == p.first_row;
+            rows.depth[threadIdx.x] = (is_known ? guessed_position : p.paths.positions[row]) - committed_len;
+            rows.path_start[threadIdx.x] = is_known ? guessed_path_start : p.paths.rows[row].path_start;
         }
         __syncthreads();
         max_depth = 0;
@@ -211,7 +219,9 @@ struct Block {
             const u32* path = p.paths.path_rows + rows.path_start[row];
 #pragma unroll 2
             for (u32 depth = warp(); depth <= max_depth; depth += BLOCK_WARPS) {
-                rows.ancestors[depth][row] = depth <= own_depth ? static_cast<u8>(path[depth] - first_row) : 0;
+                u32 ancestor = depth == own_depth ? row : 0;
+                if (depth < own_depth) ancestor = path[depth] - first_row;
+                rows.ancestors[depth][row] = static_cast<u8>(ancestor);
             }
         }
         __syncthreads();
