@@ -13,6 +13,53 @@
 
 extern __shared__ float4 dynamic_memory[];
 
+// Where chunks of four tiles are run in clusters: before there are none, and from 12.0 on shared memory is too small.
+constexpr bool HAS_LARGE_CHUNKS = __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200;
+
+template <bool IS_CLUSTER, bool IS_SINGLE, u32 TILES, u32 USED>
+__device__ __forceinline__ void run_chunk(const Block<TILES>& block, const KeyProducts<TILES, IS_CLUSTER>& products,
+                                          KeyMaker<TILES, IS_CLUSTER>& keys, Values<TILES, USED>& values,
+                                          const Factors<TILES, USED>& factors, const typename Values<TILES, USED>::Places& places) {
+    const bool is_first = IS_SINGLE || block.chunk == 0;
+    const auto gate = values.load_gate();
+    keys.begin();
+    values.load_values();
+    if (is_first) {
+        products.fetch_keys();
+        values.fetch_committed();
+    }
+    keys.run();
+    if (is_first) values.make_gates(gate);
+    // Where registers allow, warps with keys to make leave v for later.
+    const bool is_late = IS_SINGLE && keys.has_nodes();
+    if (!is_late) values.make_values();
+    if (is_first) thread_copy_wait<0>();
+    __syncthreads();
+    if (keys.IS_SHARED) block.wait_for(Exchange::KEYS);
+    products.template run<USED>();
+    keys.store_keys();
+    values.template multiply_states<IS_SINGLE>(places);
+    if (is_late) values.make_values();
+    if (!IS_CLUSTER) __syncthreads();
+#pragma unroll 1
+    for (u32 plane = 0; factors.has_nodes() && plane < values.num_planes; plane++) {
+        const auto decays = factors.make_decays(plane);
+        if (IS_CLUSTER && plane == 0) block.wait_for(Exchange::PRODUCTS);
+        factors.weigh_products(plane, decays);
+    }
+    values.load_gates();
+    __syncthreads();
+    values.add_entries(places);
+    if (IS_CLUSTER) {
+        values.share_squares();
+        values.finish_gates();
+        block.wait_for(Exchange::SQUARES);
+        values.store_outputs();
+    } else {
+        values.keep_outputs();
+    }
+}
+
 // `IS_SINGLE` promises that a segment's rows are one chunk and that a state fits, and leaves registers for a second block.
 template <u32 TILES, bool IS_CLUSTER, bool IS_SINGLE>
 __device__ __forceinline__ void run(const GdnWyParams& p) {
@@ -24,9 +71,8 @@ __device__ __forceinline__ void run(const GdnWyParams& p) {
         cluster_arrive();
     }
     block.read_rows();
-    Values<TILES> values(block);
+    Values<TILES, TILES> values(block);
     const KeyProducts<TILES, IS_CLUSTER> products(block);
-    const Factors<TILES> factors{block};
     products.prefetch_keys();
     values.prefetch_committed();
     KeyMaker<TILES, IS_CLUSTER> keys(block);
@@ -40,49 +86,19 @@ __device__ __forceinline__ void run(const GdnWyParams& p) {
     };
     bool is_left = block.begin(0);
     expect();
-    typename Values<TILES>::Places places;
-    if (IS_SINGLE) places = values.places();
+    typename Values<TILES, TILES>::Places first_places;
+    if (IS_SINGLE) first_places = values.places();
     if (IS_CLUSTER) cluster_wait();
     wait_for_predecessors();
     while (is_left) {
-        const bool is_first = IS_SINGLE || block.chunk == 0;
-        const auto gate = values.load_gate();
-        keys.begin();
-        values.load_values();
-        if (is_first) {
-            products.fetch_keys();
-            values.fetch_committed();
-        }
-        keys.run();
-        if (is_first) values.make_gates(gate);
-        // Where registers allow, warps with keys to make leave v for later.
-        const bool is_late = IS_SINGLE && keys.has_nodes();
-        if (!is_late) values.make_values();
-        if (!IS_SINGLE) places = values.places();
-        if (is_first) thread_copy_wait<0>();
-        __syncthreads();
-        if (keys.IS_SHARED) block.wait_for(Exchange::KEYS);
-        products.run();
-        keys.store_keys();
-        values.template multiply_states<IS_SINGLE>(places);
-        if (is_late) values.make_values();
-        if (!IS_CLUSTER) __syncthreads();
-#pragma unroll 1
-        for (u32 plane = 0; factors.has_nodes() && plane < values.num_planes; plane++) {
-            const auto decays = factors.make_decays(plane);
-            if (IS_CLUSTER && plane == 0) block.wait_for(Exchange::PRODUCTS);
-            factors.weigh_products(plane, decays);
-        }
-        values.load_gates();
-        __syncthreads();
-        values.add_entries(places);
-        if (IS_CLUSTER) {
-            values.share_squares();
-            values.finish_gates();
-            block.wait_for(Exchange::SQUARES);
-            values.store_outputs();
+        // A last chunk of few rows costs what these do.
+        if (IS_CLUSTER && HAS_LARGE_CHUNKS && TILES == 4 && block.count <= TILE_NODES) {
+            Values<TILES, 1> few(block);
+            few.staged = values.staged;
+            run_chunk<IS_CLUSTER, IS_SINGLE>(block, products, keys, few, Factors<TILES, 1>{block}, few.places());
+            values.staged = few.staged;
         } else {
-            values.keep_outputs();
+            run_chunk<IS_CLUSTER, IS_SINGLE>(block, products, keys, values, Factors<TILES, TILES>{block}, IS_SINGLE ? first_places : values.places());
         }
         is_left = !IS_SINGLE && block.begin(block.chunk + 1);
         if (!is_left) break;

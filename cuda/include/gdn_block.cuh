@@ -255,18 +255,21 @@ struct ConvWeights {
     __device__ __forceinline__ static void prefetch_from(const GdnWyParams& p, u32 channel) { prefetch(p.conv_weights + channel * p.num_taps); }
 
     __device__ __forceinline__ void load(const GdnWyParams& p, u32 channel) {
+        if (p.num_taps == MAX_TAPS) {
+#pragma unroll
+            for (u32 i = 0; i < LEN; i++) {
+                const float4 weights = *reinterpret_cast<const float4*>(p.conv_weights + (channel + i) * MAX_TAPS);
+                taps[i][0] = weights.x, taps[i][1] = weights.y, taps[i][2] = weights.z, taps[i][3] = weights.w;
+            }
+            return;
+        }
 #pragma unroll
         for (u32 i = 0; i < LEN; i++) {
             const float* from = p.conv_weights + (channel + i) * p.num_taps;
-            if (p.num_taps == MAX_TAPS) {
-                const float4 weights = *reinterpret_cast<const float4*>(from);
-                taps[i][0] = weights.x, taps[i][1] = weights.y, taps[i][2] = weights.z, taps[i][3] = weights.w;
-            } else {
 #pragma unroll
-                for (u32 tap = 0; tap < MAX_TAPS; tap++) {
-                    const u32 missing = MAX_TAPS - p.num_taps;
-                    taps[i][tap] = tap < missing ? 0.0f : from[tap - missing];
-                }
+            for (u32 tap = 0; tap < MAX_TAPS; tap++) {
+                const u32 missing = MAX_TAPS - p.num_taps;
+                taps[i][tap] = tap < missing ? 0.0f : from[tap - missing];
             }
         }
     }

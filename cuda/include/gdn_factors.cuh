@@ -3,15 +3,15 @@
 
 #include "gdn_block.cuh"
 
-template <u32 TILES>
+template <u32 TILES, u32 USED>
 struct Factors {
     const Block<TILES>& block;
 
     // Decays from the positions of the three stretches to the warp's nodes: every eighth, the first node's the last warp,
     // which has no products of keys to make of few rows. Lanes are positions of a stretch; sums of log decays run from the node backwards, stretch by stretch.
     struct Decays {
-        float values[TILES][3];
-        float from_state[TILES];
+        float values[USED][3];
+        float from_state[USED];
     };
 
     __device__ u32 first_node() const { return BLOCK_WARPS - 1 - block.warp(); }
@@ -27,9 +27,9 @@ struct Factors {
         const Rows& rows = block.rows;
         const u32 lane = block.lane();
         Decays decays;
-        float sums[TILES][3];
+        float sums[USED][3];
 #pragma unroll
-        for (u32 i = 0; i < TILES; i++) {
+        for (u32 i = 0; i < USED; i++) {
             const u32 row = weighed_row(i), depth = rows.depth[row];
 #pragma unroll
             for (u32 stretch = 0; stretch < 3; stretch++) {
@@ -45,7 +45,7 @@ struct Factors {
         for (u32 distance = 1; distance < WARP_LANES; distance *= 2) {
             const bool adds = lane + distance < WARP_LANES;
 #pragma unroll
-            for (u32 i = 0; i < TILES; i++) {
+            for (u32 i = 0; i < USED; i++) {
 #pragma unroll
                 for (u32 stretch = 0; stretch < 3; stretch++) {
                     const float later = __shfl_down_sync(0xFFFFFFFF, sums[i][stretch], distance);
@@ -54,7 +54,7 @@ struct Factors {
             }
         }
 #pragma unroll
-        for (u32 i = 0; i < TILES; i++) {
+        for (u32 i = 0; i < USED; i++) {
             float behind = 0.0f;  // of later stretches
 #pragma unroll
             for (u32 stretch = 3; stretch-- > 0;) {
@@ -71,7 +71,7 @@ struct Factors {
     __device__ __forceinline__ void weigh_products(u32 of_plane, const Decays& decays) const {
         const u32 lane = block.lane();
 #pragma unroll
-        for (u32 i = 0; i < TILES; i++) {
+        for (u32 i = 0; i < USED; i++) {
             const u32 node = first_node() + i * BLOCK_WARPS, row = weighed_row(i);
             if (node >= block.count) break;
             float* weighed = block.weighed(of_plane) + node / TILE_NODES * 2 * STRETCH_STEPS * FRAGMENT_LEN;

@@ -224,16 +224,18 @@ struct KeyProducts {
         }
     }
 
+    // All products; of the chunk's tiles the first `USED` may have nodes.
+    template <u32 USED>
     __device__ __forceinline__ void run() const {
         const u32 num_tiles = log_tiles + (block.first + block.count + 7) / 8;
 #pragma unroll 1
-        for (u32 unit = block.warp(); tile_of(unit / TILES) < num_tiles; unit += BLOCK_WARPS) {
-            const u32 nodes = unit % TILES * TILE_NODES;
+        for (u32 unit = block.warp(); tile_of(unit / USED) < num_tiles; unit += BLOCK_WARPS) {
+            const u32 nodes = unit % USED * TILE_NODES;
             if (nodes >= block.count) continue;
-            const u32 tile = tile_of(unit / TILES);
+            const u32 tile = tile_of(unit / USED);
             SplitSums sums;
             if (tile < log_tiles + block.first / 8) {
-                const float* from = earlier_key(unit / TILES);
+                const float* from = earlier_key(unit / USED);
                 sums = multiply(nodes, [&](u32 step) {
                     const bool is_inside = step * KEY_STEP + block.lane() % 4 * 4 < block.p.key_dim;
                     return *reinterpret_cast<const float4*>(from + (is_inside ? step * KEY_STEP : 0));

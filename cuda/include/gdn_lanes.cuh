@@ -2,12 +2,12 @@
 //
 // A warp has eight value lanes and all nodes of the chunk, spread over its threads as a matrix instruction leaves them:
 // thread 4g + c has lanes 2c and 2c + 1 of the nodes g, g + 8, .. So from the products with the state to d and o no
-// thread waits for another warp.
+// thread waits for another warp. Of a chunk's tiles, the first `USED` may have nodes.
 #pragma once
 
 #include "gdn_block.cuh"
 
-template <u32 TILES>
+template <u32 TILES, u32 USED>
 struct Lanes {
     static constexpr u32 NO_DEPTH = ~0u;
     static constexpr u32 COPIED_QUADS = MAX_LANES / 4, COPIED_ROWS = BLOCK_THREADS / COPIED_QUADS;
@@ -27,9 +27,9 @@ struct Lanes {
     float dt_bias, decay_rate;
     // Of the thread's nodes, by tile; a pair of lanes each.
     ConvWeights<2> conv_weights;
-    ConvInputs<2> inputs[TILES];
-    float2 values[TILES];  // v, then d
-    float2 gates[TILES], seen[TILES], out[TILES];
+    ConvInputs<2> inputs[USED];
+    float2 values[USED];  // v, then d
+    float2 gates[USED], seen[USED], out[USED];
 
     __device__ __forceinline__ explicit Lanes(Block<TILES>& b) : block(b), p(b.p) {
         const u32 all_lanes = p.heads_per_key * p.value_dim;
@@ -173,17 +173,17 @@ struct Lanes {
     __device__ __forceinline__ void load_values() {
         conv_weights.load(p, channel());
 #pragma unroll
-        for (u32 tile = 0; tile < TILES; tile++) inputs[tile].load(block, row_of(tile), channel(), true);
+        for (u32 tile = 0; tile < USED; tile++) inputs[tile].load(block, row_of(tile), channel(), true);
     }
 
     __device__ __forceinline__ void make_values() {
 #pragma unroll
-        for (u32 tile = 0; tile < TILES; tile++) values[tile] = {inputs[tile].result(conv_weights, 0), inputs[tile].result(conv_weights, 1)};
+        for (u32 tile = 0; tile < USED; tile++) values[tile] = {inputs[tile].result(conv_weights, 0), inputs[tile].result(conv_weights, 1)};
     }
 
     // Of every node: the stretch it stands in, its ancestors' place.
     struct Places {
-        u32 depth[TILES], stretch[TILES], row[TILES];  // NO_DEPTH where there is no node
+        u32 depth[USED], stretch[USED], row[USED];  // NO_DEPTH where there is no node
         u32 last_stretch, last_depth;                  // of the warp's, and so of the chunk's nodes
     };
 
@@ -191,7 +191,7 @@ struct Lanes {
         Places at;
         u32 last = 0;
 #pragma unroll
-        for (u32 tile = 0; tile < TILES; tile++) {
+        for (u32 tile = 0; tile < USED; tile++) {
             at.row[tile] = row_of(tile);
             const u32 depth = block.rows.depth[at.row[tile]];
             last = max(last, depth);
@@ -209,7 +209,7 @@ struct Lanes {
     __device__ __forceinline__ void multiply_states(const Places& at) {
         u32 least = ~0u;
 #pragma unroll
-        for (u32 tile = 0; tile < TILES; tile++) least = min(least, at.stretch[tile]);
+        for (u32 tile = 0; tile < USED; tile++) least = min(least, at.stretch[tile]);
         least = __reduce_min_sync(0xFFFFFFFF, least);
 #pragma unroll 1
         for (u32 stretch = least; stretch <= at.last_stretch; stretch++) {
@@ -240,19 +240,19 @@ struct Lanes {
         const u32 own_row = block.lane() % 4 * 4, row_len = IS_STAGED ? MAX_LANES : p.value_dim;
         state += IS_STAGED ? staged_lane(own_row, block.warp() * WARP_VALUES + group()) : group();
         const float* keys = block.key_place(0, 0, 0) + block.lane() * 4;
-        SplitSums sums[TILES];
+        SplitSums sums[USED];
 #pragma unroll
-        for (u32 tile = 0; tile < TILES; tile++) sums[tile] = {};
-#pragma unroll(TILES == 1 ? 4 : 1)
+        for (u32 tile = 0; tile < USED; tile++) sums[tile] = {};
+#pragma unroll(USED == 1 ? 4 : 1)
         for (u32 step = 0; step < KEY_STEPS; step++) {
             const u32 row = step * KEY_STEP + own_row;
             const float* rows = state + (IS_STAGED ? step * KEY_STEP * MAX_LANES : row < p.key_dim ? row * row_len : 0);
             const SplitColumn column_of_state = split_column({rows[0], rows[row_len], rows[2 * row_len], rows[3 * row_len]});
 #pragma unroll
-            for (u32 tile = 0; tile < TILES; tile++) multiply_split(sums[tile], split_pair(keys + (tile * KEY_STEPS + step) * FRAGMENT_LEN), column_of_state);
+            for (u32 tile = 0; tile < USED; tile++) multiply_split(sums[tile], split_pair(keys + (tile * KEY_STEPS + step) * FRAGMENT_LEN), column_of_state);
         }
 #pragma unroll
-        for (u32 tile = 0; tile < TILES; tile++) {
+        for (u32 tile = 0; tile < USED; tile++) {
             const bool reads = at.stretch[tile] == stretch;
             seen[tile] = {reads ? sums[tile].value(0) : seen[tile].x, reads ? sums[tile].value(1) : seen[tile].y};
             out[tile] = {reads ? sums[tile].value(2) : out[tile].x, reads ? sums[tile].value(3) : out[tile].y};

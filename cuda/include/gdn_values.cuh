@@ -14,9 +14,9 @@ __device__ __forceinline__ void store_output(const RowsOutput& y, u32 row, u32 c
     if (column + 2 == y.width) y.pad(row, 0, 1);
 }
 
-template <u32 TILES>
-struct Values : Lanes<TILES> {
-    typedef Lanes<TILES> Base;
+template <u32 TILES, u32 USED>
+struct Values : Lanes<TILES, USED> {
+    typedef Lanes<TILES, USED> Base;
     typedef typename Base::Places Places;
     using Base::block, Base::p, Base::NO_DEPTH;
     using Base::column, Base::first_lane, Base::own_lane, Base::plane, Base::works;
@@ -31,7 +31,7 @@ struct Values : Lanes<TILES> {
     __device__ __forceinline__ void load_gates() {
         norm_weight = *reinterpret_cast<const float2*>(p.norm_weight + column);
 #pragma unroll
-        for (u32 tile = 0; tile < TILES; tile++) gates[tile] = *reinterpret_cast<const float2*>(p.z + place_of(tile));
+        for (u32 tile = 0; tile < USED; tile++) gates[tile] = *reinterpret_cast<const float2*>(p.z + place_of(tile));
     }
 
     __device__ __forceinline__ static void add_entry(float2& seen, float2& out, float2 factor, float2 d) {
@@ -52,9 +52,9 @@ struct Values : Lanes<TILES> {
     // `IS_FIRST` promises that all nodes stand in the stretch in which the segment begins.
     template <bool IS_FIRST>
     __device__ __forceinline__ void add_all(const Places& at) {
-        SplitSums whole[TILES];  // over stretches before the own
+        SplitSums whole[USED];  // over stretches before the own
 #pragma unroll
-        for (u32 tile = 0; tile < TILES; tile++) whole[tile] = {};
+        for (u32 tile = 0; tile < USED; tile++) whole[tile] = {};
         add_committed<IS_FIRST>(at, whole);
         float* updates = block.memory + p.shared.updates + own_lane;
         if (IS_FIRST) {
@@ -72,7 +72,7 @@ struct Values : Lanes<TILES> {
             }
         }
 #pragma unroll
-        for (u32 tile = 0; tile < TILES; tile++) {
+        for (u32 tile = 0; tile < USED; tile++) {
             const float own = block.products(block.own_entry())[node_of(tile)].y;
             out[tile] = {__fmaf_rn(own, values[tile].x, out[tile].x), __fmaf_rn(own, values[tile].y, out[tile].y)};
             if (stores(tile)) *reinterpret_cast<float2*>(p.tail_d + place_of(tile)) = values[tile];
@@ -80,35 +80,35 @@ struct Values : Lanes<TILES> {
     }
 
     // Adds sixteen positions of the two stretches before the own to all nodes.
-    __device__ __forceinline__ void add_step(u32 step, const SplitColumn& by, SplitSums (&sums)[TILES]) const {
+    __device__ __forceinline__ void add_step(u32 step, const SplitColumn& by, SplitSums (&sums)[USED]) const {
         const float* factors = block.weighed(plane) + step * FRAGMENT_LEN + block.lane() * 4;
 #pragma unroll
-        for (u32 tile = 0; tile < TILES; tile++) multiply_split(sums[tile], split_pair(factors + tile * 2 * STRETCH_STEPS * FRAGMENT_LEN), by);
+        for (u32 tile = 0; tile < USED; tile++) multiply_split(sums[tile], split_pair(factors + tile * 2 * STRETCH_STEPS * FRAGMENT_LEN), by);
     }
 
     // Adds one whole stretch, the first (0) or second (1) before the own, to the nodes that `reads` says.
     template <typename Column, typename Reads>
-    __device__ __forceinline__ void add_whole(u32 which, SplitSums (&whole)[TILES], Column column_of_step, Reads reads) const {
-        SplitSums sums[TILES];
+    __device__ __forceinline__ void add_whole(u32 which, SplitSums (&whole)[USED], Column column_of_step, Reads reads) const {
+        SplitSums sums[USED];
 #pragma unroll
-        for (u32 tile = 0; tile < TILES; tile++) sums[tile] = whole[tile];
+        for (u32 tile = 0; tile < USED; tile++) sums[tile] = whole[tile];
 #pragma unroll 1
         for (u32 step = 0; step < STRETCH_STEPS; step++) add_step(which * STRETCH_STEPS + step, column_of_step(step), sums);
 #pragma unroll
-        for (u32 tile = 0; tile < TILES; tile++) {
+        for (u32 tile = 0; tile < USED; tile++) {
             if (reads(tile)) whole[tile] = sums[tile];
         }
     }
 
     // Whole stretches of logged entries.
     template <bool IS_FIRST>
-    __device__ __forceinline__ void add_committed(const Places& at, SplitSums (&whole)[TILES]) const {
+    __device__ __forceinline__ void add_committed(const Places& at, SplitSums (&whole)[USED]) const {
         const float* log_d = block.memory + p.shared.log_d + staged_lane(block.lane() % 4 * 4, block.warp() * WARP_VALUES + group());
         const u32 own = block.committed_len / STRETCH;
         const auto column = [](const float* rows) { return split_column({rows[0], rows[MAX_LANES], rows[2 * MAX_LANES], rows[3 * MAX_LANES]}); };
         if (IS_FIRST) {
             const float* from = log_d + (own * STRETCH - block.anchor_base) * MAX_LANES;
-#pragma unroll(TILES == 1 ? 2 : 1)
+#pragma unroll(USED == 1 ? 2 : 1)
             for (u32 back = min(own, 2u) * STRETCH_STEPS; back > 0; back--) {
                 add_step(2 * STRETCH_STEPS - back, column(from - back * 16 * MAX_LANES), whole);
             }
@@ -127,23 +127,23 @@ struct Values : Lanes<TILES> {
 
     // Whole stretches that end before `stretch` begins and are not all committed: each node's has its own ancestors, and
     // nodes that share the last of them share all.
-    __device__ __forceinline__ void add_stretch(const Places& at, u32 stretch, SplitSums (&whole)[TILES]) const {
+    __device__ __forceinline__ void add_stretch(const Places& at, u32 stretch, SplitSums (&whole)[USED]) const {
         const u32 last_level = block.stretch_depth(stretch) - 1, c = block.lane() % 4;
         const u32 lane = block.warp() * WARP_VALUES + group();
 #pragma unroll 1
         for (u32 which = 2; which-- > 0;) {
             // Nodes of `stretch` read it as the second, those of the next as the first.
             const u32 readers = stretch + 1 - which;
-            u32 last[TILES];  // of the ancestors
+            u32 last[USED];  // of the ancestors
 #pragma unroll
-            for (u32 tile = 0; tile < TILES; tile++) {
+            for (u32 tile = 0; tile < USED; tile++) {
                 const bool reads = at.depth[tile] != NO_DEPTH && at.stretch[tile] == readers;
                 last[tile] = reads ? block.rows.ancestors[last_level][at.row[tile]] : ~0u;
             }
             while (true) {
                 u32 next = ~0u;
 #pragma unroll
-                for (u32 tile = 0; tile < TILES; tile++) next = min(next, last[tile]);
+                for (u32 tile = 0; tile < USED; tile++) next = min(next, last[tile]);
                 next = __reduce_min_sync(0xFFFFFFFF, next);
                 if (next == ~0u) break;
                 const auto d_of = [&](u32 step, u32 i) {
@@ -156,16 +156,16 @@ struct Values : Lanes<TILES> {
                 add_whole(which, whole, [&](u32 step) { return split_column({d_of(step, 0), d_of(step, 1), d_of(step, 2), d_of(step, 3)}); },
                           [&](u32 tile) { return last[tile] == next; });
 #pragma unroll
-                for (u32 tile = 0; tile < TILES; tile++) last[tile] = last[tile] == next ? ~0u : last[tile];
+                for (u32 tile = 0; tile < USED; tile++) last[tile] = last[tile] == next ? ~0u : last[tile];
             }
         }
     }
 
     // State and whole stretches together, for the nodes whose own stretch begins.
     template <bool IS_FIRST>
-    __device__ __forceinline__ void enter_stretch(const Places& at, u32 stretch, const SplitSums (&whole)[TILES]) {
+    __device__ __forceinline__ void enter_stretch(const Places& at, u32 stretch, const SplitSums (&whole)[USED]) {
 #pragma unroll
-        for (u32 tile = 0; tile < TILES; tile++) {
+        for (u32 tile = 0; tile < USED; tile++) {
             if (!IS_FIRST && at.stretch[tile] != stretch) continue;
             const float scale = block.rows.from_state[plane][at.row[tile]];
             seen[tile] = {__fmaf_rn(scale, seen[tile].x, whole[tile].value(0)), __fmaf_rn(scale, seen[tile].y, whole[tile].value(1))};
@@ -182,7 +182,7 @@ struct Values : Lanes<TILES> {
         const auto add = [&](const float* from, const float2* by) {
             const float2 d = *reinterpret_cast<const float2*>(from);
 #pragma unroll
-            for (u32 tile = 0; tile < TILES; tile++) {
+            for (u32 tile = 0; tile < USED; tile++) {
                 const float2 factor = by[tile * TILE_NODES];
                 if (IS_FIRST || at.stretch[tile] == 0) add_entry(seen[tile], out[tile], factor, d);
             }
@@ -191,7 +191,7 @@ struct Values : Lanes<TILES> {
 #pragma unroll 1
         for (; entry + 4 <= count; entry += 4, factors += 4 * block.NODE_STRIDE) {
             const float* from = log_d + staged_lane(entry, own_lane);  // of four rows in the same order
-#pragma unroll(TILES == 4 ? 2 : 4)
+#pragma unroll(USED == 4 ? 2 : 4)
             for (u32 i = 0; i < 4; i++) add(from + i * MAX_LANES, factors + i * block.NODE_STRIDE);
         }
 #pragma unroll 1
@@ -200,30 +200,30 @@ struct Values : Lanes<TILES> {
 
     // Entries of the nodes' own paths, level by level, within one stretch.
     __device__ __forceinline__ void add_paths(const Places& at, u32 begin, u32 end, float* updates) {
-        float beta[TILES];
+        float beta[USED];
 #pragma unroll
-        for (u32 tile = 0; tile < TILES; tile++) beta[tile] = block.rows.beta[plane][at.row[tile]];
+        for (u32 tile = 0; tile < USED; tile++) beta[tile] = block.rows.beta[plane][at.row[tile]];
         u32 level = add_levels<0>(at, begin, begin, end, beta, updates);
-        if (TILES > 1) level = add_levels<1>(at, begin, level, end, beta, updates);
-        if (TILES > 2) level = add_levels<2>(at, begin, level, end, beta, updates);
-        if (TILES > 2) level = add_levels<3>(at, begin, level, end, beta, updates);
+        if (USED > 1) level = add_levels<1>(at, begin, level, end, beta, updates);
+        if (USED > 2) level = add_levels<2>(at, begin, level, end, beta, updates);
+        if (USED > 2) level = add_levels<3>(at, begin, level, end, beta, updates);
     }
 
     // Those levels from `level` on that a tile up to `FIRST` has, for it and those behind it: rows come in topological order,
     // so the first tiles are mostly done first. Returns the next level.
     template <u32 FIRST>
-    __device__ __forceinline__ u32 add_levels(const Places& at, u32 begin, u32 level, u32 end, const float (&beta)[TILES], float* updates) {
+    __device__ __forceinline__ u32 add_levels(const Places& at, u32 begin, u32 level, u32 end, const float (&beta)[USED], float* updates) {
         u32 stop = end;
-        if (FIRST + 1 < TILES) {
-            const u32 depth = at.depth[FIRST < TILES ? FIRST : 0];
+        if (FIRST + 1 < USED) {
+            const u32 depth = at.depth[FIRST < USED ? FIRST : 0];
             stop = min(end, __reduce_max_sync(0xFFFFFFFF, depth == NO_DEPTH ? 0 : depth) + 1);
         }
         const float2* factors = block.own(plane) + (block.committed_len + begin) % STRETCH * block.NODE_STRIDE + group();
-        float2 factor[TILES];
-        u32 source[TILES];
+        float2 factor[USED];
+        u32 source[USED];
         const auto load = [&](u32 of_level) {
 #pragma unroll
-            for (u32 tile = FIRST; tile < TILES; tile++) {
+            for (u32 tile = FIRST; tile < USED; tile++) {
                 source[tile] = block.rows.ancestors[of_level][at.row[tile]];
                 factor[tile] = factors[(of_level - begin) * block.NODE_STRIDE + tile * TILE_NODES];
             }
@@ -232,7 +232,7 @@ struct Values : Lanes<TILES> {
 #pragma unroll 1
         while (level < stop) {
 #pragma unroll
-            for (u32 tile = FIRST; tile < TILES; tile++) {
+            for (u32 tile = FIRST; tile < USED; tile++) {
                 // d of the nodes that have all their entries.
                 if (at.depth[tile] != level) continue;
                 const float2 d = {__fmul_rn(beta[tile], __fsub_rn(values[tile].x, seen[tile].x)), __fmul_rn(beta[tile], __fsub_rn(values[tile].y, seen[tile].y))};
@@ -240,16 +240,16 @@ struct Values : Lanes<TILES> {
                 *reinterpret_cast<float2*>(updates + at.row[tile] * UPDATE_ROW) = d;
             }
             __syncwarp();
-            float2 d[TILES], by[TILES];
+            float2 d[USED], by[USED];
 #pragma unroll
-            for (u32 tile = FIRST; tile < TILES; tile++) {
+            for (u32 tile = FIRST; tile < USED; tile++) {
                 d[tile] = *reinterpret_cast<const float2*>(updates + source[tile] * UPDATE_ROW);
                 by[tile] = factor[tile];
             }
             const u32 done = level++;
             load(min(level, stop - 1));
 #pragma unroll
-            for (u32 tile = FIRST; tile < TILES; tile++) {
+            for (u32 tile = FIRST; tile < USED; tile++) {
                 if (at.depth[tile] > done && at.depth[tile] < end) add_entry(seen[tile], out[tile], by[tile], d[tile]);
             }
         }
@@ -269,7 +269,7 @@ struct Values : Lanes<TILES> {
 
     __device__ __forceinline__ void finish_gates() {
 #pragma unroll
-        for (u32 tile = 0; tile < TILES; tile++) gates[tile] = {silu(gates[tile].x), silu(gates[tile].y)};
+        for (u32 tile = 0; tile < USED; tile++) gates[tile] = {silu(gates[tile].x), silu(gates[tile].y)};
     }
 
     // Gives the squares of the own lanes to all blocks of the key head: each thread of a node to every fourth.
@@ -277,15 +277,15 @@ struct Values : Lanes<TILES> {
         if (!works) return;
         const u32 base = shared_address(block.memory + p.shared.squares + group() * squares_row() + own_group());
         const u32 barrier = block.barrier_of(Exchange::SQUARES);
-        float squares[TILES];
+        float squares[USED];
 #pragma unroll
-        for (u32 tile = 0; tile < TILES; tile++) squares[tile] = square_sum(tile);
+        for (u32 tile = 0; tile < USED; tile++) squares[tile] = square_sum(tile);
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
             const u32 rank = block.lane() % 4 + i * 4, to = min(rank, p.num_slices - 1);
             const u32 there = address_in_block(base, to), barrier_there = address_in_block(barrier, to);
 #pragma unroll
-            for (u32 tile = 0; tile < TILES; tile++) {
+            for (u32 tile = 0; tile < USED; tile++) {
                 const bool is_wanted = rank < p.num_slices && node_of(tile) < block.count;
                 store_in_block(there + tile * TILE_NODES * squares_row() * sizeof(float), squares[tile], barrier_there, is_wanted);
             }
@@ -296,15 +296,15 @@ struct Values : Lanes<TILES> {
     __device__ __forceinline__ void store_outputs() const {
         const u32 num_squares = p.value_dim / WARP_VALUES, first = own_group() - column / WARP_VALUES;
         const float* squares = block.memory + p.shared.squares + group() * squares_row() + first;
-        float sums[TILES] = {};
+        float sums[USED] = {};
 #pragma unroll 4
         for (u32 i = block.lane() % 4; i < num_squares; i += 4) {
 #pragma unroll
-            for (u32 tile = 0; tile < TILES; tile++) sums[tile] += squares[tile * TILE_NODES * squares_row() + i];
+            for (u32 tile = 0; tile < USED; tile++) sums[tile] += squares[tile * TILE_NODES * squares_row() + i];
         }
         __syncwarp();
 #pragma unroll
-        for (u32 tile = 0; tile < TILES; tile++) {
+        for (u32 tile = 0; tile < USED; tile++) {
             sums[tile] += __shfl_xor_sync(0xFFFFFFFF, sums[tile], 1);
             sums[tile] += __shfl_xor_sync(0xFFFFFFFF, sums[tile], 2);
             if (stores(tile)) store_output(p.y, block.first_row + row_of(tile), own_value(), out[tile], norm_scale(p, sums[tile]), norm_weight, gates[tile]);
@@ -314,7 +314,7 @@ struct Values : Lanes<TILES> {
     // o and its squares, for a later launch.
     __device__ __forceinline__ void keep_outputs() const {
 #pragma unroll
-        for (u32 tile = 0; tile < TILES; tile++) {
+        for (u32 tile = 0; tile < USED; tile++) {
             const float squares = square_sum(tile);
             if (!stores(tile)) continue;
             *reinterpret_cast<float2*>(p.outputs + place_of(tile)) = out[tile];
