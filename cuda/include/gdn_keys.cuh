@@ -150,12 +150,15 @@ struct KeyProducts {
 
     // Starts to copy them, a warp each.
     __device__ __forceinline__ void fetch_keys() const {
+        const GdnWyParams& p = block.p;
+        const u32 column = block.lane() * 4, keys_len = block.keys_len();
+        const u32 to = shared_address(block.memory + p.shared.log_k + block.warp() * KEY_ROW + column);
+        const float* from = p.log_k + static_cast<u64>(block.slot * LOG_POSITIONS) * keys_len + block.key_head * p.key_dim + min(column, p.key_dim - 4);
 #pragma unroll
         for (u32 i = 0; i < STAGED_KEYS / BLOCK_WARPS; i++) {
-            const u32 entry = tile_of(i) * 8 + block.warp(), column = block.lane() * 4;
-            const bool is_there = entry < block.log_len && column < block.p.key_dim;
-            float* to = block.memory + block.p.shared.log_k + (i * 8 + block.warp()) * KEY_ROW + column;
-            thread_copy_16(to, is_there ? logged_key(entry) + column : block.p.log_k, is_there);
+            const u32 entry = tile_of(i) * 8 + block.warp(), position = (block.anchor_base + entry) % LOG_POSITIONS;
+            const bool is_there = entry < block.log_len && column < p.key_dim;
+            thread_copy_16(to + i * BLOCK_WARPS * KEY_ROW * sizeof(float), from + (is_there ? position * keys_len : 0), is_there);
         }
     }
 

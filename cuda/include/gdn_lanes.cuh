@@ -22,7 +22,7 @@ struct Lanes {
     u32 own_lane;                 // the thread's first, within the block
     u32 plane, column;            // its value head, and its place there
     u32 staged = 0;               // anchors whose states lie in shared memory, a byte each, plus one
-    u32 copied_state;             // where the first value that the thread copies lies in a state
+    const float* copied_state;    // the first value that the thread copies of the first anchor's state
     // Of the row and head whose gates the thread makes.
     float dt_bias, decay_rate;
     // Of the thread's nodes, by tile; a pair of lanes each.
@@ -43,7 +43,7 @@ struct Lanes {
         column = first_lane + own_lane - head * p.value_dim;
         plane = head - first_plane;
         ConvWeights<2>::prefetch_from(p, channel());
-        copied_state = place_in_state(min(copied_lane(), num_lanes - 4)) + copied_row() * p.value_dim;
+        copied_state = state_of(0, min(copied_lane(), num_lanes - 4)) + copied_row() * p.value_dim;
         const u32 gated_head = head_of(min(gate() / MAX_SEGMENT_ROWS, num_planes - 1));
         dt_bias = p.dt_bias[gated_head], decay_rate = -expf(p.a_log[gated_head]);
     }
@@ -85,7 +85,8 @@ struct Lanes {
     // Starts to copy the state of an anchor to its stage.
     __device__ __forceinline__ void fetch_state(u32 anchor) {
         if (copied_lane() < num_lanes) {
-            const float* from = states_of(anchor) + copied_state;
+            const float* from = copied_state;
+            if (anchor > 0) from += states_of(anchor) - states_of(0);
             const u32 to = shared_address(stage(anchor) + staged_lane(copied_row(), copied_lane())), apart = COPIED_ROWS * p.value_dim;
 #pragma unroll 8
             for (u32 i = 0; i < KEY_LEN / COPIED_ROWS; i++) {
