@@ -43,7 +43,7 @@ __device__ __forceinline__ void run_chunk(const Block<TILES>& block, const KeyPr
     if (!IS_CLUSTER) __syncthreads();
 #pragma unroll 1
     for (u32 plane = 0; factors.has_nodes() && plane < values.num_planes; plane++) {
-        const auto decays = factors.make_decays(plane);
+        const auto decays = factors.make_decays(plane, places.last_stretch == 0);
         if (IS_CLUSTER && plane == 0) block.wait_for(Exchange::PRODUCTS);
         factors.weigh_products(plane, decays);
     }

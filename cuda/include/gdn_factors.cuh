@@ -23,7 +23,15 @@ struct Factors {
         return static_cast<int>((block.position_of(row) / STRETCH + stretch) * STRETCH) - static_cast<int>(2 * STRETCH + block.anchor_base);
     }
 
-    __device__ __forceinline__ Decays make_decays(u32 of_plane) const {
+    // `is_first` says that all nodes stand in the stretch in which the segment begins.
+    __device__ __forceinline__ Decays make_decays(u32 of_plane, bool is_first) const {
+        return USED > 1 && is_first ? sum_decays<true>(of_plane) : sum_decays<false>(of_plane);
+    }
+
+    // `SHARES` where all nodes have the same two whole stretches.
+    template <bool SHARES>
+    __device__ __forceinline__ Decays sum_decays(u32 of_plane) const {
+        const auto is_copy = [](u32 i, u32 stretch) { return SHARES && i > 0 && stretch < 2; };
         const Rows& rows = block.rows;
         const u32 lane = block.lane();
         Decays decays;
@@ -33,6 +41,7 @@ struct Factors {
             const u32 row = weighed_row(i), depth = rows.depth[row];
 #pragma unroll
             for (u32 stretch = 0; stretch < 3; stretch++) {
+                if (is_copy(i, stretch)) continue;
                 const int entry = first_entry(row, stretch) + static_cast<int>(lane), behind_log = entry - static_cast<int>(block.log_len);
                 const bool is_logged = behind_log < 0, is_there = entry >= 0 && behind_log <= static_cast<int>(depth);
                 const float logged = rows.log_decay[of_plane][is_logged && entry > 0 ? entry : 0];
@@ -48,6 +57,7 @@ struct Factors {
             for (u32 i = 0; i < USED; i++) {
 #pragma unroll
                 for (u32 stretch = 0; stretch < 3; stretch++) {
+                    if (is_copy(i, stretch)) continue;
                     const float later = __shfl_down_sync(0xFFFFFFFF, sums[i][stretch], distance);
                     sums[i][stretch] += adds ? later : 0.0f;
                 }
@@ -58,7 +68,8 @@ struct Factors {
             float behind = 0.0f;  // of later stretches
 #pragma unroll
             for (u32 stretch = 3; stretch-- > 0;) {
-                const float later = __shfl_down_sync(0xFFFFFFFF, sums[i][stretch], 1), whole = __shfl_sync(0xFFFFFFFF, sums[i][stretch], 0);
+                const float sum = sums[is_copy(i, stretch) ? 0 : i][stretch];
+                const float later = __shfl_down_sync(0xFFFFFFFF, sum, 1), whole = __shfl_sync(0xFFFFFFFF, sum, 0);
                 decays.values[i][stretch] = expf((lane + 1 < WARP_LANES ? later : 0.0f) + behind);
                 behind += whole;
             }
