@@ -4,15 +4,63 @@
 // memory of all. Where there are no clusters a block makes all products itself. All arithmetic is the same in both
 // forms, and each row's is a function of its own path.
 //
-// Where rows stand is read before predecessors have finished: that comes from the host, behind whose copies kernels start
-// only when those are done. What kernels have written is only brought nearer by then.
+// Weights, and where rows stand, are read before predecessors have finished: that comes from the host, behind whose copies
+// kernels start only when those are done. What kernels have written is only brought nearer by then. All that can be done by
+// then is: at few rows a launch takes as long as its instructions from there on, one after another.
 #include "gdn_factors.cuh"
 #include "gdn_keys.cuh"
 #include "gdn_values.cuh"
 
 extern __shared__ float4 dynamic_memory[];
 
-// `IS_SINGLE` promises that a segment's rows are one chunk and its states fit, and leaves registers for a second block.
+// Where chunks of four tiles are run in clusters: before there are none, and from 12.0 on shared memory is too small.
+constexpr bool HAS_LARGE_CHUNKS = __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200;
+
+template <bool IS_CLUSTER, bool IS_SINGLE, u32 TILES, u32 USED>
+__device__ __forceinline__ void run_chunk(const Block<TILES>& block, const KeyProducts<TILES, IS_CLUSTER>& products,
+                                          KeyMaker<TILES, IS_CLUSTER>& keys, Values<TILES, USED>& values,
+                                          const Factors<TILES, USED>& factors, const typename Values<TILES, USED>::Places& places) {
+    const bool is_first = IS_SINGLE || block.chunk == 0;
+    const auto gate = values.load_gate();
+    keys.begin();
+    values.load_values();
+    if (is_first) {
+        products.fetch_keys();
+        values.fetch_committed();
+    }
+    keys.run();
+    if (is_first) values.make_gates(gate);
+    // Where registers allow, warps with keys to make leave v for later.
+    const bool is_late = IS_SINGLE && keys.has_nodes();
+    if (!is_late) values.make_values();
+    if (is_first) thread_copy_wait<0>();
+    __syncthreads();
+    if (keys.IS_SHARED) block.wait_for(Exchange::KEYS);
+    products.template run<USED>();
+    keys.store_keys();
+    values.template multiply_states<IS_SINGLE>(places);
+    if (is_late) values.make_values();
+    if (!IS_CLUSTER) __syncthreads();
+#pragma unroll 1
+    for (u32 plane = 0; factors.has_nodes() && plane < values.num_planes; plane++) {
+        const auto decays = factors.make_decays(plane, places.last_stretch == 0);
+        if (IS_CLUSTER && plane == 0) block.wait_for(Exchange::PRODUCTS);
+        factors.weigh_products(plane, decays);
+    }
+    values.load_gates();
+    __syncthreads();
+    values.add_entries(places);
+    if (IS_CLUSTER) {
+        values.share_squares();
+        values.finish_gates();
+        block.wait_for(Exchange::SQUARES);
+        values.store_outputs();
+    } else {
+        values.keep_outputs();
+    }
+}
+
+// `IS_SINGLE` promises that a segment's rows are one chunk and that a state fits, and leaves registers for a second block.
 template <u32 TILES, bool IS_CLUSTER, bool IS_SINGLE>
 __device__ __forceinline__ void run(const GdnWyParams& p) {
     __shared__ Rows rows;
@@ -23,59 +71,40 @@ __device__ __forceinline__ void run(const GdnWyParams& p) {
         cluster_arrive();
     }
     block.read_rows();
-    Values<TILES> values(block);
+    Values<TILES, TILES> values(block);
     const KeyProducts<TILES, IS_CLUSTER> products(block);
-    const Factors<TILES> factors{block};
     products.prefetch_keys();
     values.prefetch_committed();
     KeyMaker<TILES, IS_CLUSTER> keys(block);
+    const auto expect = [&] {
+        if (!IS_CLUSTER || block.warp() > 0) return;
+        const u32 products_bytes = products.num_bytes();
+        if (block.lane() > 0) return;
+        if (keys.IS_SHARED) block.expect(Exchange::KEYS, block.count * 2 * KEY_LEN * sizeof(float));
+        block.expect(Exchange::PRODUCTS, products_bytes);
+        block.expect(Exchange::SQUARES, block.count * p.heads_per_key * p.value_dim / WARP_VALUES * sizeof(float));
+    };
+    bool is_left = block.begin(0);
+    expect();
+    typename Values<TILES, TILES>::Places first_places;
+    if (IS_SINGLE) first_places = values.places();
     if (IS_CLUSTER) cluster_wait();
     wait_for_predecessors();
-    for (u32 chunk = 0; (chunk == 0 || !IS_SINGLE) && block.begin(chunk); chunk++) {
-        if (IS_CLUSTER && block.warp() == 0) {
-            const u32 products_bytes = products.num_bytes();
-            if (block.lane() == 0) {
-                if (keys.IS_SHARED) block.expect(Exchange::KEYS, block.count * 2 * KEY_LEN * sizeof(float));
-                block.expect(Exchange::PRODUCTS, products_bytes);
-                block.expect(Exchange::SQUARES, block.count * p.heads_per_key * p.value_dim / WARP_VALUES * sizeof(float));
-            }
-            if (!IS_SINGLE && chunk > 0) block.tell_passed();
-        }
-        const auto gate = values.load_gate(threadIdx.x);
-        keys.begin();
-        values.load_values();
-        if (chunk == 0) {
-            products.fetch_keys();
-            values.fetch_committed();
-        }
-        keys.run();
-        if (chunk == 0) values.make_gates(gate);
-        values.make_values();
-        const auto places = values.places();
-        if (chunk == 0) thread_copy_wait<0>();
-        __syncthreads();
-        if (keys.IS_SHARED) block.wait_for(Exchange::KEYS);
-        products.run();
-        keys.store_keys();
-        values.template multiply_states<IS_SINGLE>(places);
-#pragma unroll 1
-        for (u32 plane = 0; plane < values.num_planes; plane++) {
-            const auto decays = factors.make_decays(plane);
-            if (IS_CLUSTER && plane == 0) block.wait_for(Exchange::PRODUCTS);
-            if (!IS_CLUSTER && plane == 0) __syncthreads();
-            factors.weigh_products(plane, decays);
-        }
-        values.load_gates();
-        __syncthreads();
-        values.add_entries(places);
-        if (IS_CLUSTER) {
-            values.share_squares();
-            block.wait_for(Exchange::SQUARES);
-            values.store_outputs();
+    while (is_left) {
+        // A last chunk of few rows costs what these do.
+        if (IS_CLUSTER && HAS_LARGE_CHUNKS && TILES == 4 && block.count <= TILE_NODES) {
+            Values<TILES, 1> few(block);
+            few.staged = values.staged;
+            run_chunk<IS_CLUSTER, IS_SINGLE>(block, products, keys, few, Factors<TILES, 1>{block}, few.places());
+            values.staged = few.staged;
         } else {
-            values.keep_outputs();
+            run_chunk<IS_CLUSTER, IS_SINGLE>(block, products, keys, values, Factors<TILES, TILES>{block}, IS_SINGLE ? first_places : values.places());
         }
+        is_left = !IS_SINGLE && block.begin(block.chunk + 1);
+        if (!is_left) break;
         __syncthreads();
+        expect();
+        if (IS_CLUSTER && block.warp() == 0) block.tell_passed();
     }
 }
 

@@ -33,21 +33,20 @@ constexpr u32 STRETCH_STEPS = STRETCH / 16;
 constexpr u32 KEY_STEP = 16;       // columns of a fragment
 constexpr u32 KEY_STEPS = 8;       // shorter keys are padded with zeros
 constexpr u32 KEY_LEN = KEY_STEPS * KEY_STEP;
-constexpr u32 FRAGMENT_LEN = 2 * WARP_LANES * 4;  // k and q of a tile, one step
+constexpr u32 HALF_FRAGMENT = WARP_LANES * 4;
+constexpr u32 FRAGMENT_LEN = 2 * HALF_FRAGMENT;  // k and q of a tile, one step
 constexpr u32 KEY_ROW = KEY_LEN + 16;     // of staged keys, in floats: their fragments meet all banks
 constexpr u32 STAGED_KEYS = 16;           // logged keys that a block copies ahead
-constexpr u32 STATE_ROW = MAX_LANES + 2;  // of a staged state, likewise
-constexpr u32 LOG_ROW = MAX_LANES + 2;
 constexpr u32 UPDATE_ROW = MAX_LANES + 8;
 
 // Offsets in a block's shared memory, in floats.
 struct SharedLayout {
-    u32 states;   // [num_states][KEY_LEN][STATE_ROW]
-    u32 log_d;    // logged d of this block's lanes: [MAX_LOG_ENTRIES][LOG_ROW]
+    u32 states;   // [num_states][KEY_LEN][MAX_LANES]: see staged_lane
+    u32 log_d;    // logged d of this block's lanes: [MAX_LOG_ENTRIES][MAX_LANES], likewise
     u32 log_k;    // the first logged keys of this block's share, until what follows is made: [STAGED_KEYS][KEY_ROW]
-    u32 keys;     // k and q of the chunk as operand A: [tiles][KEY_STEPS][2][32][4]
+    u32 keys;     // k and q of the chunk as operand A: [tiles][KEY_STEPS][2][32][2][2], the last two columns and k or q
     u32 products; // k.k_j, q.k_j by entry and node: [max_entries][nodes + 1][2]; the last entry is the node itself
-    u32 weighed;  // products with the two whole stretches times decays, as operand A: [planes][tiles][4][2][32][4]
+    u32 weighed;  // products with the two whole stretches times decays, likewise: [planes][tiles][4][2][32][2][2]
     u32 own;      // those with the own stretch, by position in it: [planes][32][nodes + 1][2]
     u32 updates;  // d of the segment's rows: [rows][UPDATE_ROW]
     u32 squares;  // of o, by node and warp of the key head: [nodes][num_slices * lanes / 8 + 1]
@@ -95,6 +94,10 @@ __device__ __forceinline__ u32 anchor_of(u32 position) {
     return position < ANCHOR_DELAY ? 0 : (position - ANCHOR_DELAY) / FOLD_INTERVAL * FOLD_INTERVAL;
 }
 
+// Where a lane of a row of a staged state or of logged updates lies: four rows have theirs in one order, the next four in
+// another, so that the rows of a fragment meet all banks.
+__device__ __forceinline__ u32 staged_lane(u32 row, u32 lane) { return row * MAX_LANES + (lane ^ row / 4 % 4 * 8); }
+
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + expf(-x)); }
 
 // The rows of a segment, in shared memory.
@@ -129,11 +132,17 @@ struct Block {
     u32 anchor_base;          // anchor of the segment's first position
     u32 log_len;              // logged entries from there on
     u32 max_depth;            // of the segment
+    // Of the thread's row, if the segment is the launch's first: known as soon as where the segment begins.
+    u32 guessed_position, guessed_path_start;
     u32 first = 0, count = 0; // of the chunk: its first row in the segment, its nodes
     u32 chunk = 0;
 
     __device__ __forceinline__ Block(const GdnWyParams& params, float* shared, Rows& shared_rows)
         : p(params), memory(shared), rows(shared_rows) {
+        const u32 guess = p.first_row + threadIdx.x;
+        const bool is_row = threadIdx.x < MAX_SEGMENT_ROWS && guess < p.end_row;
+        guessed_position = is_row ? p.paths.positions[guess] : 0;
+        guessed_path_start = is_row ? p.paths.rows[guess].path_start : 0;
         slice = blockIdx.x % p.num_slices;
         const u32 part = blockIdx.x / p.num_slices;
         key_head = part % p.num_key_heads;
@@ -156,10 +165,14 @@ struct Block {
     __device__ u32 stretch_depth(u32 stretch) const { return stretch == 0 ? 0 : (committed_len / STRETCH + stretch) * STRETCH - committed_len; }
     // Where a logged value lies, by entry.
     __device__ u32 log_row(u32 entry) const { return slot * LOG_POSITIONS + (anchor_base + entry) % LOG_POSITIONS; }
-    // Where k (0) or q (1) of a node lies in `keys`, columns 4c .. 4c + 3 of a step.
-    __device__ float* key_place(u32 node, u32 step, u32 which, u32 c) const {
-        const u32 fragment = (node / TILE_NODES * KEY_STEPS + step) * 2 + which;
-        return memory + p.shared.keys + (fragment * WARP_LANES + node % TILE_NODES * 4 + c) * 4;
+    // Where a node's column 4c of a step lies in `keys`: k, q, both of the next column; two columns more half a fragment on.
+    __device__ float* key_place(u32 node, u32 step, u32 c) const {
+        return memory + p.shared.keys + (node / TILE_NODES * KEY_STEPS + step) * FRAGMENT_LEN + (node % TILE_NODES * 4 + c) * 4;
+    }
+    // k of a node, columns 4c .. 4c + 3 of a step.
+    __device__ __forceinline__ float4 key_of(u32 node, u32 step, u32 c) const {
+        const float* place = key_place(node, step, c);
+        return {place[0], place[2], place[HALF_FRAGMENT], place[HALF_FRAGMENT + 2]};
     }
     __device__ u32 own_entry() const { return p.max_entries - 1; }
     __device__ float2* products(u32 entry) const { return reinterpret_cast<float2*>(memory + p.shared.products) + entry * NODE_STRIDE; }
@@ -190,8 +203,10 @@ struct Block {
     // Reads positions and paths of all rows.
     __device__ __forceinline__ void read_rows() {
         if (threadIdx.x < num_rows) {
-            rows.depth[threadIdx.x] = p.paths.positions[first_row + threadIdx.x] - committed_len;
-            rows.path_start[threadIdx.x] = p.paths.rows[first_row + threadIdx.x].path_start;
+            const u32 row = first_row + threadIdx.x;
+            const bool is_known = first_row == p.first_row;
+            rows.depth[threadIdx.x] = (is_known ? guessed_position : p.paths.positions[row]) - committed_len;
+            rows.path_start[threadIdx.x] = is_known ? guessed_path_start : p.paths.rows[row].path_start;
         }
         __syncthreads();
         max_depth = 0;
@@ -204,7 +219,9 @@ struct Block {
             const u32* path = p.paths.path_rows + rows.path_start[row];
 #pragma unroll 2
             for (u32 depth = warp(); depth <= max_depth; depth += BLOCK_WARPS) {
-                rows.ancestors[depth][row] = depth <= own_depth ? static_cast<u8>(path[depth] - first_row) : 0;
+                u32 ancestor = depth == own_depth ? row : 0;
+                if (depth < own_depth) ancestor = path[depth] - first_row;
+                rows.ancestors[depth][row] = static_cast<u8>(ancestor);
             }
         }
         __syncthreads();
@@ -225,9 +242,8 @@ struct Block {
     __device__ __forceinline__ bool begin(u32 next_chunk) {
         chunk = next_chunk;
         first = chunk * NODES;
-        if (first >= num_rows) return false;
-        count = min(NODES, num_rows - first);
-        return true;
+        count = first < num_rows ? min(NODES, num_rows - first) : 0;
+        return count > 0;
     }
 };
 
@@ -239,38 +255,43 @@ struct ConvWeights {
     __device__ __forceinline__ static void prefetch_from(const GdnWyParams& p, u32 channel) { prefetch(p.conv_weights + channel * p.num_taps); }
 
     __device__ __forceinline__ void load(const GdnWyParams& p, u32 channel) {
+        if (p.num_taps == MAX_TAPS) {
+#pragma unroll
+            for (u32 i = 0; i < LEN; i++) {
+                const float4 weights = *reinterpret_cast<const float4*>(p.conv_weights + (channel + i) * MAX_TAPS);
+                taps[i][0] = weights.x, taps[i][1] = weights.y, taps[i][2] = weights.z, taps[i][3] = weights.w;
+            }
+            return;
+        }
 #pragma unroll
         for (u32 i = 0; i < LEN; i++) {
             const float* from = p.conv_weights + (channel + i) * p.num_taps;
-            if (p.num_taps == MAX_TAPS) {
-                const float4 weights = *reinterpret_cast<const float4*>(from);
-                taps[i][0] = weights.x, taps[i][1] = weights.y, taps[i][2] = weights.z, taps[i][3] = weights.w;
-            } else {
 #pragma unroll
-                for (u32 tap = 0; tap < MAX_TAPS; tap++) {
-                    const u32 missing = MAX_TAPS - p.num_taps;
-                    taps[i][tap] = tap < missing ? 0.0f : from[tap - missing];
-                }
+            for (u32 tap = 0; tap < MAX_TAPS; tap++) {
+                const u32 missing = MAX_TAPS - p.num_taps;
+                taps[i][tap] = tap < missing ? 0.0f : from[tap - missing];
             }
         }
     }
 };
 
-// Inputs of the convolution for `LEN` (2 or 4) channels of one row, by tap from the oldest; zero where there are none.
+// Inputs of the convolution for `LEN` (2 or 4) channels of one row, by tap from the oldest; zero where there are none and
+// for channels that a key lacks.
 template <u32 LEN>
 struct ConvInputs {
     float values[MAX_TAPS][LEN];
 
     template <u32 TILES>
-    __device__ __forceinline__ void load(const Block<TILES>& block, u32 row, u32 channel) {
+    __device__ __forceinline__ void load(const Block<TILES>& block, u32 row, u32 channel, bool is_inside) {
 #pragma unroll
         for (u32 tap = 0; tap < MAX_TAPS; tap++) {
             const float* from = block.rows.taps[row][tap];
+            const bool is_there = from != nullptr && is_inside;
             if (LEN == 4) {
-                const float4 x = load_if(reinterpret_cast<const float4*>(from + channel), from != nullptr);
+                const float4 x = load_if(reinterpret_cast<const float4*>(from + channel), is_there);
                 values[tap][0] = x.x, values[tap][1] = x.y, values[tap][LEN - 2] = x.z, values[tap][LEN - 1] = x.w;
             } else {
-                const float2 x = load_if(reinterpret_cast<const float2*>(from + channel), from != nullptr);
+                const float2 x = load_if(reinterpret_cast<const float2*>(from + channel), is_there);
                 values[tap][0] = x.x, values[tap][1] = x.y;
             }
         }

@@ -11,94 +11,114 @@ __device__ __forceinline__ float warp_sum(float value) {
     return value;
 }
 
-// Convolves and normalises k (the first half of the warps) and q (the second) of the chunk, a vector per warp at a time:
-// lane l has columns 4l .. 4l + 3. Of many nodes the blocks of a key head make a share each and send them to all; of few
-// every block makes all.
+// Convolves and normalises k and q of the chunk, two vectors per warp at a time: lane l has columns 4l .. 4l + 3. Of many
+// nodes the blocks of a key head make a share each and send them to all, a warp k and q of a node; of few every block makes
+// all, half of the warps k and half q.
 template <u32 TILES, bool IS_CLUSTER>
 struct KeyMaker {
     static constexpr bool IS_SHARED = IS_CLUSTER && TILES > 1;
     static constexpr u32 HALF = BLOCK_WARPS / 2;
-    static constexpr u32 BATCH = 2;  // vectors on their way at a time
+    static constexpr u32 BATCH = 2;                     // vectors on their way at a time
+    static constexpr u32 KINDS = IS_SHARED ? 2 : 1;     // k and q, or one of them
+    static constexpr u32 BATCH_NODES = BATCH / KINDS;
+    static constexpr bool LOADS_EARLY = TILES < 4;      // weights; registers hold no more
 
     const Block<TILES>& block;
-    u32 which, channel;
     u32 first_node, apart;  // of the warp's nodes
-    float unit;             // length of the result
+    u32 column;             // of the lane's first, within the key
     bool is_inside;
-    ConvWeights<4> weights;
+    ConvWeights<4> weights[KINDS];
     ConvInputs<4> inputs[BATCH];
 
-    __device__ __forceinline__ explicit KeyMaker(const Block<TILES>& b) : block(b), which(b.warp() / HALF) {
-        const GdnWyParams& p = b.p;
-        const u32 shares = IS_SHARED ? p.num_slices : 1;
-        first_node = b.warp() % HALF * shares + (IS_SHARED ? b.slice : 0), apart = HALF * shares;
-        is_inside = b.lane() * 4 < p.key_dim;
-        channel = (which == 0 ? b.keys_len() : 0) + b.key_head * p.key_dim + (is_inside ? b.lane() * 4 : 0);
-        unit = which == 0 ? 1.0f : rsqrtf(static_cast<float>(p.key_dim));
-        weights.prefetch_from(p, channel);
+    __device__ __forceinline__ explicit KeyMaker(const Block<TILES>& b) : block(b) {
+        // Of few nodes by warps that have no products.
+        first_node = IS_SHARED ? b.warp() * b.p.num_slices + b.slice : (b.warp() + 2) % HALF;
+        apart = IS_SHARED ? BLOCK_WARPS * b.p.num_slices : HALF;
+        is_inside = b.lane() * 4 < b.p.key_dim;
+        column = is_inside ? b.lane() * 4 : 0;
+        if (LOADS_EARLY) load_weights();
     }
 
-    // Starts to load the weights and the first batch of inputs.
-    __device__ __forceinline__ void begin() {
-        weights.load(block.p, channel);
-        load(first_node);
+    // What the warp makes: k (0) or q (1).
+    __device__ u32 which(u32 kind) const { return IS_SHARED ? kind : block.warp() / HALF; }
+    __device__ u32 channel(u32 kind) const { return (which(kind) == 0 ? block.keys_len() : 0) + block.key_head * block.p.key_dim + column; }
+    __device__ bool has_nodes() const { return first_node < block.count; }
+    __device__ u32 node_of(u32 start, u32 vector) const { return start + vector / KINDS * apart; }
+
+    __device__ __forceinline__ void load_weights() {
+#pragma unroll
+        for (u32 kind = 0; kind < KINDS; kind++) weights[kind].load(block.p, channel(kind));
     }
 
     // Starts to load inputs of the batch that begins with node `start`.
     __device__ __forceinline__ void load(u32 start) {
 #pragma unroll
-        for (u32 i = 0; i < BATCH; i++) inputs[i].load(block, block.row_of(start + i * apart), channel);
+        for (u32 i = 0; i < BATCH; i++) {
+            const u32 node = node_of(start, i);
+            if (node < block.count) inputs[i].load(block, block.first + node, channel(i % KINDS), is_inside);
+        }
+    }
+
+    // Of the first batch.
+    __device__ __forceinline__ void begin() {
+        if (!LOADS_EARLY) load_weights();
+        load(first_node);
     }
 
     __device__ __forceinline__ void finish(u32 start) const {
-        float x[BATCH][4], squares[BATCH];
+        float4 keys[BATCH];
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
-            squares[i] = 0.0f;
+            const u32 node = node_of(start, i);
+            if (node >= block.count) return;
+            float x[4], squares = 0.0f;
 #pragma unroll
             for (u32 j = 0; j < 4; j++) {
-                x[i][j] = is_inside ? inputs[i].result(weights, j) : 0.0f;
-                squares[i] = __fmaf_rn(x[i][j], x[i][j], squares[i]);
+                x[j] = inputs[i].result(weights[i % KINDS], j);  // zero behind the key's end
+                squares = __fmaf_rn(x[j], x[j], squares);
             }
+            const float unit = which(i % KINDS) == 0 ? 1.0f : rsqrtf(static_cast<float>(block.p.key_dim));
+            const float factor = unit * rsqrtf(warp_sum(squares) + KEY_NORM_EPS);
+            keys[i] = {x[0] * factor, x[1] * factor, x[2] * factor, x[3] * factor};
+            if (!IS_SHARED) keep(node, keys[i]);
         }
-#pragma unroll
-        for (u32 i = 0; i < BATCH; i++) squares[i] = warp_sum(squares[i]);
-#pragma unroll
-        for (u32 i = 0; i < BATCH; i++) {
-            const u32 node = start + i * apart;
-            if (node >= block.count) break;
-            const float factor = unit * rsqrtf(squares[i] + KEY_NORM_EPS);
-            keep(node, {x[i][0] * factor, x[i][1] * factor, x[i][2] * factor, x[i][3] * factor});
-        }
+        if (IS_SHARED) share(start, keys[0], keys[1]);
     }
 
     __device__ __forceinline__ void keep(u32 node, float4 key) const {
-        const GdnWyParams& p = block.p;
-        float* place = block.key_place(node, block.lane() / 4, which, block.lane() % 4);
-        if (IS_SHARED) {
-            const u32 address = shared_address(place), barrier = block.barrier_of(Exchange::KEYS);
-            for (u32 rank = 0; rank < p.num_slices; rank++) store_in_block(address_in_block(address, rank), key, address_in_block(barrier, rank));
-        } else {
-            *reinterpret_cast<float4*>(place) = key;
+        float* place = block.key_place(node, block.lane() / 4, block.lane() % 4) + which(0);
+        place[0] = key.x, place[2] = key.y, place[HALF_FRAGMENT] = key.z, place[HALF_FRAGMENT + 2] = key.w;
+    }
+
+    __device__ __forceinline__ void share(u32 node, float4 k, float4 q) const {
+        const u32 place = shared_address(block.key_place(node, block.lane() / 4, block.lane() % 4)), barrier = block.barrier_of(Exchange::KEYS);
+        const float4 quads[2] = {{k.x, q.x, k.y, q.y}, {k.z, q.z, k.w, q.w}};
+        for (u32 rank = 0; rank < block.p.num_slices; rank++) {
+            const u32 there = address_in_block(place, rank), barrier_there = address_in_block(barrier, rank);
+            store_in_block(there, quads[0], barrier_there);
+            store_in_block(there + HALF_FRAGMENT * sizeof(float), quads[1], barrier_there);
         }
     }
 
-    // Writes down k of the chunk, once it is in shared memory. Where other chunks follow every block writes all of it, for
-    // there it reads what itself has written.
+    // Writes down k of the chunk, once it is in shared memory: the blocks of a key head in turn. Where other chunks follow
+    // every block writes all of it, for there it reads what itself has written. Begins with warps that have no products.
     __device__ __forceinline__ void store_keys() const {
+        if (block.lane() * 4 >= block.p.key_dim) return;
         const bool writes_all = !IS_CLUSTER || block.num_rows > block.NODES;
-        for (u32 node = block.warp(); node < block.count && block.lane() * 4 < block.p.key_dim; node += BLOCK_WARPS) {
-            if (!writes_all && node % block.p.num_slices != block.slice) continue;
+        const u32 turn = (block.warp() + HALF) % BLOCK_WARPS, shares = writes_all ? 1 : block.p.num_slices;
+#pragma unroll 1
+        for (u32 node = turn * shares + (writes_all ? 0 : block.slice); node < block.count; node += BLOCK_WARPS * shares) {
             const u32 place = (block.first_row + block.first + node) * block.keys_len() + block.key_head * block.p.key_dim + block.lane() * 4;
-            *reinterpret_cast<float4*>(block.p.tail_k + place) = *reinterpret_cast<const float4*>(block.key_place(node, block.lane() / 4, 0, block.lane() % 4));
+            *reinterpret_cast<float4*>(block.p.tail_k + place) = block.key_of(node, block.lane() / 4, block.lane() % 4);
         }
     }
 
     // All vectors; the first batch is on its way.
     __device__ __forceinline__ void run() {
         finish(first_node);
+        if (!IS_SHARED && Block<TILES>::NODES <= HALF * BATCH) return;
 #pragma unroll 1
-        for (u32 start = first_node + BATCH * apart; start < block.count; start += BATCH * apart) {
+        for (u32 start = first_node + BATCH_NODES * apart; start < block.count; start += BATCH_NODES * apart) {
             load(start);
             finish(start);
         }
@@ -130,88 +150,104 @@ struct KeyProducts {
 
     // Starts to copy them, a warp each.
     __device__ __forceinline__ void fetch_keys() const {
+        const GdnWyParams& p = block.p;
+        const u32 column = block.lane() * 4, keys_len = block.keys_len();
+        const u32 to = shared_address(block.memory + p.shared.log_k + block.warp() * KEY_ROW + column);
+        const float* from = p.log_k + static_cast<u64>(block.slot * LOG_POSITIONS) * keys_len + block.key_head * p.key_dim + min(column, p.key_dim - 4);
 #pragma unroll
         for (u32 i = 0; i < STAGED_KEYS / BLOCK_WARPS; i++) {
-            const u32 entry = tile_of(i) * 8 + block.warp(), column = block.lane() * 4;
-            const bool is_there = entry < block.log_len && column < block.p.key_dim;
-            float* to = block.memory + block.p.shared.log_k + (i * 8 + block.warp()) * KEY_ROW + column;
-            thread_copy_16(to, is_there ? logged_key(entry) + column : block.p.log_k, is_there);
+            const u32 entry = tile_of(i) * 8 + block.warp(), position = (block.anchor_base + entry) % LOG_POSITIONS;
+            const bool is_there = entry < block.log_len && column < p.key_dim;
+            thread_copy_16(to + i * BLOCK_WARPS * KEY_ROW * sizeof(float), from + (is_there ? position * keys_len : 0), is_there);
         }
     }
 
     // Bytes that the block will be sent for this chunk, and with word of what others have read. Called by a whole warp.
     __device__ __forceinline__ u32 num_bytes() const {
-        u32 entries = 0;
-        for (u32 node = block.lane(); node < block.count; node += WARP_LANES) entries += log_tiles * 8 + block.rows.depth[block.first + node] + 1;
+        static_assert(Block<TILES>::NODES <= WARP_LANES, "a lane per node");
+        const u32 entries = block.lane() < block.count ? log_tiles * 8 + block.rows.depth[block.row_of(block.lane())] + 1 : 0;
         return __reduce_add_sync(0xFFFFFFFF, entries) * sizeof(float2) + (block.chunk > 0 ? shares * sizeof(float) : 0);
     }
 
-    // Where the key that `lane` / 4 stands for lies, from column 4c on, and how far apart its steps are. Where there is no
-    // such key it is any other.
-    struct KeySource {
-        const float* from;
-        u32 step_len;
-    };
-
-    __device__ __forceinline__ KeySource source_of(u32 own_tile) const {
+    // The key of an earlier chunk or the log that `lane` / 4 stands for, from column 4c on. Where there is no such key it is
+    // any other.
+    __device__ __forceinline__ const float* earlier_key(u32 own_tile) const {
         const GdnWyParams& p = block.p;
         const u32 tile = tile_of(own_tile), c = block.lane() % 4, own = own_tile * 8 + block.lane() / 4;
         if (tile < log_tiles) {
-            if (own < STAGED_KEYS && block.chunk == 0) return {block.memory + p.shared.log_k + own * KEY_ROW + 4 * c, KEY_STEP};
-            return {logged_key(min(tile * 8 + block.lane() / 4, block.log_len - 1)) + 4 * c, KEY_STEP};
+            if (own < STAGED_KEYS && block.chunk == 0) return block.memory + p.shared.log_k + own * KEY_ROW + 4 * c;
+            return logged_key(min(tile * 8 + block.lane() / 4, block.log_len - 1)) + 4 * c;
         }
-        const u32 row = min((tile - log_tiles) * 8 + block.lane() / 4, block.first + block.count - 1);
-        if (row < block.first) {
-            return {p.tail_k + static_cast<u64>(block.first_row + row) * block.keys_len() + block.key_head * p.key_dim + 4 * c, KEY_STEP};
-        }
-        return {block.key_place(row - block.first, 0, 0, c), FRAGMENT_LEN};
+        const u32 row = (tile - log_tiles) * 8 + block.lane() / 4;
+        return p.tail_k + static_cast<u64>(block.first_row + row) * block.keys_len() + block.key_head * p.key_dim + 4 * c;
     }
 
-    // The entry of one key for one node; NO_ENTRY where the node does not read it.
+    // Products of eight nodes and eight keys, of which `key_of` gives four columns of a step.
+    template <typename Key>
+    __device__ __forceinline__ SplitSums multiply(u32 nodes, Key key_of) const {
+        const float* own = block.key_place(nodes, 0, 0) + block.lane() * 4;
+        SplitSums sums = {};
+#pragma unroll 4
+        for (u32 step = 0; step < KEY_STEPS; step++) multiply_split(sums, split_pair(own + step * FRAGMENT_LEN), split_column(key_of(step)));
+        return sums;
+    }
+
+    // The entry of a row's key for one node; NO_ENTRY where the node does not read it.
     __device__ __forceinline__ u32 entry_of(u32 tile, u32 column, u32 row) const {
-        const u32 logged = tile * 8 + column, key_row = (tile - log_tiles) * 8 + column;
+        const u32 key_row = (tile - log_tiles) * 8 + column;
         const u32 depth = block.rows.depth[min(key_row, block.num_rows - 1)];
         const bool reads = key_row < row && depth < block.rows.depth[row] && block.rows.ancestors[depth][row] == key_row;
-        const u32 of_path = key_row == row ? block.own_entry() : reads ? MAX_LOG_ENTRIES + depth : NO_ENTRY;
-        return tile < log_tiles ? logged : of_path;
+        return key_row == row ? block.own_entry() : reads ? MAX_LOG_ENTRIES + depth : NO_ENTRY;
     }
 
     __device__ __forceinline__ void keep(u32 tile, u32 node, u32 column, float2 first, float2 second) const {
-        const u32 row = block.row_of(node), entries[2] = {entry_of(tile, column, row), entry_of(tile, column + 1, row)};
-        const bool keeps[2] = {node < block.count && entries[0] != NO_ENTRY, node < block.count && entries[1] != NO_ENTRY};
+        if (node >= block.count) return;
+        const u32 row = block.row_of(node);
+        const bool is_logged = tile < log_tiles;  // then every node reads it
+        u32 entries[2] = {tile * 8 + column, tile * 8 + column + 1};
+        if (!is_logged) entries[0] = entry_of(tile, column, row), entries[1] = entry_of(tile, column + 1, row);
         if (!IS_CLUSTER) {
-            if (keeps[0]) block.products(entries[0])[node] = first;
-            if (keeps[1]) block.products(entries[1])[node] = second;
+            if (entries[0] != NO_ENTRY) block.products(entries[0])[node] = first;
+            if (entries[1] != NO_ENTRY) block.products(entries[1])[node] = second;
             return;
         }
-        const u32 base = shared_address(block.products(0) + node), barrier = block.barrier_of(Exchange::PRODUCTS);
+        const u32 base = shared_address(block.products(0) + node), to_barrier = block.barrier_of(Exchange::PRODUCTS) - base;
         constexpr u32 ENTRY_BYTES = Block<TILES>::NODE_STRIDE * sizeof(float2);
 #pragma unroll 2
-        for (u32 rank = 0; rank < shares; rank++) {
-            const u32 there = address_in_block(base, rank), barrier_there = address_in_block(barrier, rank);
-            store_in_block(there + entries[0] * ENTRY_BYTES, first, barrier_there, keeps[0]);
-            store_in_block(there + entries[1] * ENTRY_BYTES, second, barrier_there, keeps[1]);
+        for (u32 rank = 0; is_logged && rank < shares; rank++) {
+            const u32 there = address_in_block(base, rank), place = there + entries[0] * ENTRY_BYTES;
+            store_in_block(place, first, there + to_barrier, true);
+            store_in_block(place + ENTRY_BYTES, second, there + to_barrier, true);
+        }
+#pragma unroll 1
+        for (u32 rank = 0; !is_logged && rank < shares; rank++) {
+            const u32 there = address_in_block(base, rank);
+            store_in_block(there + entries[0] * ENTRY_BYTES, first, there + to_barrier, entries[0] != NO_ENTRY);
+            store_in_block(there + entries[1] * ENTRY_BYTES, second, there + to_barrier, entries[1] != NO_ENTRY);
         }
     }
 
+    // All products; of the chunk's tiles the first `USED` may have nodes.
+    template <u32 USED>
     __device__ __forceinline__ void run() const {
         const u32 num_tiles = log_tiles + (block.first + block.count + 7) / 8;
 #pragma unroll 1
-        for (u32 unit = block.warp(); tile_of(unit / TILES) < num_tiles; unit += BLOCK_WARPS) {
-            const u32 nodes = unit % TILES * TILE_NODES;
+        for (u32 unit = block.warp(); tile_of(unit / USED) < num_tiles; unit += BLOCK_WARPS) {
+            const u32 nodes = unit % USED * TILE_NODES;
             if (nodes >= block.count) continue;
-            const KeySource source = source_of(unit / TILES);
-            const float* own = block.key_place(nodes, 0, 0, 0) + block.lane() * 4;
-            SplitSums sums = {};
-#pragma unroll 4
-            for (u32 step = 0; step < KEY_STEPS; step++) {
-                const bool is_inside = step * KEY_STEP + block.lane() % 4 * 4 < block.p.key_dim;
-                const float4 key = *reinterpret_cast<const float4*>(source.from + (is_inside ? step * source.step_len : 0));
-                const float4 k = *reinterpret_cast<const float4*>(own + step * FRAGMENT_LEN);
-                const float4 q = *reinterpret_cast<const float4*>(own + step * FRAGMENT_LEN + WARP_LANES * 4);
-                multiply_split(sums, split_pair(k, q), split_column(key));
+            const u32 tile = tile_of(unit / USED);
+            SplitSums sums;
+            if (tile < log_tiles + block.first / 8) {
+                const float* from = earlier_key(unit / USED);
+                sums = multiply(nodes, [&](u32 step) {
+                    const bool is_inside = step * KEY_STEP + block.lane() % 4 * 4 < block.p.key_dim;
+                    return *reinterpret_cast<const float4*>(from + (is_inside ? step * KEY_STEP : 0));
+                });
+            } else {
+                const u32 node = min((tile - log_tiles) * 8 + block.lane() / 4 - block.first, block.count - 1);
+                sums = multiply(nodes, [&](u32 step) { return block.key_of(node, step, block.lane() % 4); });
             }
-            keep(tile_of(unit / TILES), nodes + block.lane() / 4, block.lane() % 4 * 2, {sums.value(0), sums.value(2)}, {sums.value(1), sums.value(3)});
+            keep(tile, nodes + block.lane() / 4, block.lane() % 4 * 2, {sums.value(0), sums.value(2)}, {sums.value(1), sums.value(3)});
         }
     }
 };

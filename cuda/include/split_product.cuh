@@ -1,7 +1,7 @@
 // fp32 products on tensor cores: each factor is split in two TF32 parts, and three of the four part products are summed.
 //
-// A fragment holds sixteen columns of the sum: the lanes of a row's group of four carry columns 4c .. 4c + 3, one
-// 16-byte load each. Which columns meet in one instruction is thereby fixed, whatever rows there are.
+// A fragment holds sixteen columns of the sum: the lanes of a row's group of four carry columns 4c .. 4c + 3. Which columns
+// meet in one instruction is thereby fixed, whatever rows there are.
 #pragma once
 
 #include "tf32.cuh"
@@ -21,16 +21,16 @@ struct SplitPair {
     float high[2][4], low[2][4];
 };
 
-__device__ __forceinline__ SplitPair split_pair(float4 upper, float4 lower) {
-    const float values[2][4] = {{upper.x, lower.x, upper.y, lower.y}, {upper.z, lower.z, upper.w, lower.w}};
+// The fragment lies as the instruction takes it, so that no register moves: of each step 16 bytes a lane, its two columns of
+// row g and row g + 8 in turn. `lanes` is where the lane's lie.
+__device__ __forceinline__ SplitPair split_pair(const float* lanes) {
     SplitPair split;
 #pragma unroll
     for (u32 step = 0; step < 2; step++) {
+        const float4 quad = *reinterpret_cast<const float4*>(lanes + step * WARP_LANES * 4);
+        const SplitFloat parts[4] = {split_float(quad.x), split_float(quad.y), split_float(quad.z), split_float(quad.w)};
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            const SplitFloat parts = split_float(values[step][i]);
-            split.high[step][i] = parts.high, split.low[step][i] = parts.low;
-        }
+        for (u32 i = 0; i < 4; i++) split.high[step][i] = parts[i].high, split.low[step][i] = parts[i].low;
     }
     return split;
 }

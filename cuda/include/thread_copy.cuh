@@ -4,14 +4,11 @@
 #include "async_copy.cuh"
 
 // Copies 16 bytes, or writes zeros where there is nothing to copy; `from` must be an address in any case.
-__device__ __forceinline__ void thread_copy_16(void* to, const void* from, bool is_there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(is_there ? 16 : 0) : "memory");
+__device__ __forceinline__ void thread_copy_16(u32 to, const void* from, bool is_there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
 }
 
-// As thread_copy_16, 8 bytes.
-__device__ __forceinline__ void thread_copy_8(void* to, const void* from, bool is_there) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(to)), "l"(from), "r"(is_there ? 8 : 0) : "memory");
-}
+__device__ __forceinline__ void thread_copy_16(void* to, const void* from, bool is_there) { thread_copy_16(shared_address(to), from, is_there); }
 
 __device__ __forceinline__ void thread_copy_4(void* to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");

@@ -30,10 +30,8 @@ const MAX_PLANES: usize = 4;
 const MAX_TAPS: usize = 4;
 /// Logged keys that a block copies ahead.
 const STAGED_KEYS: usize = 16;
-/// Floats of a row of staged keys, of a staged state, of logged updates and of a row's.
+/// Floats of a row of staged keys, and of a row's updates.
 const KEY_ROW: usize = KEY_LEN + 16;
-const STATE_ROW: usize = MAX_LANES + 2;
-const LOG_ROW: usize = MAX_LANES + 2;
 const UPDATE_ROW: usize = MAX_LANES + 8;
 /// What `Rows` of the device code takes, rounded up.
 const STATIC_SHARED_BYTES: usize = 12 * 1024;
@@ -179,8 +177,8 @@ impl Split {
         let nodes = tiles * TILE_ROWS;
         let pairs = nodes + 1;
         let mut layout = SharedLayout {
-            states: take(num_states * KEY_LEN * STATE_ROW),
-            log_d: take(MAX_ENTRIES * LOG_ROW),
+            states: take(num_states * KEY_LEN * MAX_LANES),
+            log_d: take(MAX_ENTRIES * MAX_LANES),
             keys: take(nodes * 2 * KEY_LEN),
             products: take(self.max_entries() * pairs * 2),
             updates: take(self.max_rows * UPDATE_ROW),
@@ -200,6 +198,21 @@ impl Split {
         1 + (self.max_rows - 1).div_ceil(FOLD_INTERVAL)
     }
 
+    /// Whether rows of a segment are one small chunk. Two such blocks share a multiprocessor, so that a launch starts while
+    /// the one before it ends.
+    fn is_small(&self) -> bool {
+        self.max_rows <= TILE_ROWS
+    }
+
+    /// Stages for states that pay: few rows seldom have two anchors, and then one state follows the other.
+    fn most_states(&self) -> usize {
+        if self.is_small() {
+            1
+        } else {
+            self.num_anchors()
+        }
+    }
+
     /// Tiles of a chunk and stages for states: as many as the rows ask for and `limit` bytes hold.
     fn chunk(&self, limit: usize) -> Option<(usize, usize)> {
         let wanted = self.max_rows.div_ceil(TILE_ROWS);
@@ -208,7 +221,7 @@ impl Split {
         let sizes = CHUNK_TILES.into_iter().filter(|&tiles| tiles <= most);
         sizes
             .flat_map(|tiles| {
-                (0..=self.num_anchors())
+                (0..=self.most_states())
                     .rev()
                     .map(move |states| (tiles, states))
             })
@@ -217,8 +230,7 @@ impl Split {
 
     /// The entry that serves chunks of `tiles` with `num_states` staged.
     fn entry(&self, tiles: usize, num_states: usize, in_clusters: bool) -> String {
-        let is_single = self.max_rows <= TILE_ROWS && num_states == self.num_anchors();
-        match (in_clusters, is_single) {
+        match (in_clusters, self.is_small() && num_states > 0) {
             (true, true) => "gdn_wy_single".to_owned(),
             (true, false) => format!("gdn_wy_{tiles}"),
             (false, _) => format!("gdn_wy_alone_{tiles}"),
@@ -324,6 +336,9 @@ mod tests {
 
     /// Shared memory of an H200, an A100 and a workstation card.
     const BLOCK_SHARED_BYTES: [usize; 3] = [232_448, 166_912, 101_376];
+    /// What a multiprocessor of an H200 has for its blocks, and takes for itself of each.
+    const ALL_SHARED_BYTES: usize = 233_472;
+    const RESERVED_BYTES: usize = 1024;
 
     #[test]
     fn chunks_fit_everywhere() {
@@ -340,7 +355,9 @@ mod tests {
                 assert!(bytes + STATIC_SHARED_BYTES <= limit);
                 if limit == BLOCK_SHARED_BYTES[0] {
                     assert_eq!(tiles * TILE_ROWS, max_rows.clamp(8, 32).next_power_of_two());
-                    assert!(num_states >= split.num_anchors().min(2));
+                    assert!(num_states >= split.most_states().min(2));
+                    let block_bytes = bytes + STATIC_SHARED_BYTES + RESERVED_BYTES;
+                    assert!(max_rows > TILE_ROWS || 2 * block_bytes <= ALL_SHARED_BYTES);
                 }
             }
         }
