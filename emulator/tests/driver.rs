@@ -364,13 +364,6 @@ fn launches_beyond_the_gpus_limits_are_refused() {
     assert_eq!(allow(limit + 1), INVALID_VALUE);
     assert_eq!(allow(limit), SUCCESS);
     assert_eq!(launch(&with_shared(limit as u32)), SUCCESS);
-    // How memory is split and clusters are spread are wishes.
-    for (id, most) in [(9, 100), (15, 2)] {
-        // SAFETY: takes no pointer.
-        let wish = |value| unsafe { cuFuncSetAttribute(gpu.scale, id, value) };
-        assert_eq!(wish(most), SUCCESS);
-        assert_eq!(wish(most + 1), INVALID_VALUE);
-    }
 
     let in_clusters = |num_blocks, cluster: [u32; 3], body: &dyn Fn(&LaunchConfig) -> c_int| {
         let mut value = AttributeValue([0; 16]);

@@ -14,8 +14,6 @@ use crate::ptx::Kernel;
 const MAX_DYNAMIC_SHARED_BYTES: c_uint = 8;
 /// The one that says which percentage of a multiprocessor's memory is to be shared memory: a wish.
 const PREFERRED_SHARED_PERCENT: c_uint = 9;
-/// The one that says how blocks of a cluster are spread over multiprocessors: likewise.
-const CLUSTER_SCHEDULING_POLICY: c_uint = 15;
 /// First bytes of machine code.
 const ELF_MAGIC: &[u8] = b"\x7fELF";
 
@@ -105,14 +103,9 @@ unsafe extern "C" fn cuModuleGetFunction(
 #[unsafe(no_mangle)]
 extern "C" fn cuFuncSetAttribute(function: Handle, id: c_uint, value: c_int) -> Status {
     work_call(|driver| {
-        let wishes = match id {
-            PREFERRED_SHARED_PERCENT => Some(-1..=100),
-            CLUSTER_SCHEDULING_POLICY => Some(0..=2),
-            _ => None,
-        };
-        if let Some(wishes) = wishes {
+        if id == PREFERRED_SHARED_PERCENT {
             driver.functions.get(function)?;
-            return if wishes.contains(&value) {
+            return if (-1..=100).contains(&value) {
                 Ok(())
             } else {
                 Err(Status::INVALID_VALUE)

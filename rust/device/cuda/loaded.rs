@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::sys::{CUclusterSchedulingPolicy, CUfunction_attribute_enum};
+use cudarc::driver::sys::CUfunction_attribute_enum;
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule};
 use cudarc::nvrtc::Ptx;
 
@@ -72,19 +72,11 @@ impl LoadedKernels {
             .map_err(driver("looking a kernel up"))?;
         // A multiprocessor changes the split between cache and shared memory only when it is empty, and by itself the
         // driver may leave room for one block: either keeps a kernel from starting while the one before it ends.
-        let split = CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        let attribute =
+            CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
         function
-            .set_attribute(split, ALL_SHARED_PERCENT)
+            .set_attribute(attribute, ALL_SHARED_PERCENT)
             .map_err(driver("asking for shared memory"))?;
-        if arch != Arch::Sm80 {
-            // Blocks of a cluster work at the same time: two on a multiprocessor while others are idle take longer.
-            let policy =
-                CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE;
-            let spread = CUclusterSchedulingPolicy::CU_CLUSTER_SCHEDULING_POLICY_SPREAD;
-            function
-                .set_attribute(policy, spread as i32)
-                .map_err(driver("asking for spread clusters"))?;
-        }
         module.functions.insert(name.to_owned(), function.clone());
         Ok(function)
     }
