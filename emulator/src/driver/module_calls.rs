@@ -12,8 +12,6 @@ use crate::ptx::Kernel;
 
 /// The attribute of a function that says how much dynamic shared memory it may take.
 const MAX_DYNAMIC_SHARED_BYTES: c_uint = 8;
-/// The one that says which percentage of a multiprocessor's memory is to be shared memory: a wish.
-const PREFERRED_SHARED_PERCENT: c_uint = 9;
 /// First bytes of machine code.
 const ELF_MAGIC: &[u8] = b"\x7fELF";
 
@@ -103,14 +101,6 @@ unsafe extern "C" fn cuModuleGetFunction(
 #[unsafe(no_mangle)]
 extern "C" fn cuFuncSetAttribute(function: Handle, id: c_uint, value: c_int) -> Status {
     work_call(|driver| {
-        if id == PREFERRED_SHARED_PERCENT {
-            driver.functions.get(function)?;
-            return if (-1..=100).contains(&value) {
-                Ok(())
-            } else {
-                Err(Status::INVALID_VALUE)
-            };
-        }
         if id != MAX_DYNAMIC_SHARED_BYTES {
             return Err(refuse(
                 Status::NOT_SUPPORTED,

@@ -13,9 +13,6 @@ use cudarc::nvrtc::Ptx;
 use super::{Arch, CodeCache, KernelSource, Shape, driver};
 use crate::error::DeviceError;
 
-/// The share of a multiprocessor's memory that all kernels ask to be shared memory rather than cache.
-const ALL_SHARED_PERCENT: i32 = 100;
-
 /// What was loaded and asked so far.
 pub(super) struct LoadedKernels {
     cache: CodeCache,
@@ -70,13 +67,6 @@ impl LoadedKernels {
             .module
             .load_function(name)
             .map_err(driver("looking a kernel up"))?;
-        // A multiprocessor changes the split between cache and shared memory only when it is empty, and by itself the
-        // driver may leave room for one block: either keeps a kernel from starting while the one before it ends.
-        let attribute =
-            CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
-        function
-            .set_attribute(attribute, ALL_SHARED_PERCENT)
-            .map_err(driver("asking for shared memory"))?;
         module.functions.insert(name.to_owned(), function.clone());
         Ok(function)
     }
