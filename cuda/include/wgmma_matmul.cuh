@@ -502,6 +502,8 @@ struct UnitTile {
         if (lane == 0) before = signal_add(p.octet_counts + meets, 1);
         before = __shfl_sync(0xFFFFFFFF, before, 0);
         if (before + 1 < num_octets) return;
+        // What lane 0 has acquired, all lanes read.
+        __syncwarp();
         if (lane == 0) p.octet_counts[meets] = 0;
         add_octets(octets, num_octets, sums);
         store_unit(sums);

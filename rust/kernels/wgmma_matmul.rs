@@ -215,7 +215,9 @@ impl WgmmaMatmul {
         };
         let max_clusters = Launch::new(&function, shape, false)
             .max_clusters(device)?
-            .min(limits.num_multiprocessors / CLUSTER_BLOCKS);
+            .min(limits.num_multiprocessors / CLUSTER_BLOCKS)
+            // Where not even one fits, launching says so.
+            .max(1);
         let row_tiles = num_rows.div_ceil(config.tile_rows);
         let num_units = num_units(stack, self.view, config.tile_rows) * row_tiles;
         // With several tiles of rows, and units that fill the GPU evenly, those that run at a time share weights.

@@ -55,12 +55,12 @@ def test_a_row_has_one_result(n: int, k: int, escape_rate: float) -> None:
 
 # Channels, columns, rows; the last two have enough octets for cuts through them.
 MANY_ROWS = [(109, 250, 300), (333, 1000, 300), (272, 5120, 300), (160, 6144, 300), (96, 17408, 300)]
-MANY_ROWS += [(17300, 250, 200), (8700, 2624, 96)]
+MANY_ROWS += [(17300, 600, 96), (8700, 2624, 96)]
 
 
 def in_chunks(multiply: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
-    """Products of 32 rows at a time, which mma.sync multiplies on every GPU."""
-    return np.concatenate([multiply(x[first : first + 32]) for first in range(0, len(x), 32)])
+    """Products of 16 rows at a time, which mma.sync multiplies on every GPU."""
+    return np.concatenate([multiply(x[first : first + 16]) for first in range(0, len(x), 16)])
 
 
 @pytest.mark.parametrize(("n", "k", "most"), MANY_ROWS)
@@ -78,12 +78,38 @@ def test_many_rows_have_the_bits_of_few(n: int, k: int, most: int) -> None:
         partial(kernels.w12_matmul, weight=weight, q_view=True, device="cuda"),
     ):
         want = in_chunks(multiply, x)
-        for num_rows in (33, 40, 64, 65, 96, 128, 200, 256, 300):
+        for num_rows in (17, 32, 33, 40, 48, 64, 65, 96, 128, 144, 200, 256, 300):
             if num_rows > most:
                 break
             first = (most - num_rows) // 2
             got = multiply(x[first : first + num_rows])
             np.testing.assert_array_equal(got.view(np.uint32), want[first : first + num_rows].view(np.uint32))
+
+
+def test_many_rows_at_the_ends_of_the_range_have_the_bits_of_few() -> None:
+    rng = np.random.default_rng(17)
+    weight = weights(rng, 60, 1024, 4e-4)
+    weight[:20] &= 0x7FFF  # of one sign, so that a row of one sign may give zeros of the other
+    x = rng.normal(size=(64, 1024)).astype(np.float32)
+    x[::8] = -0.0
+    x[1::8] = -1e-40 * np.abs(x[1::8])  # subnormal, in products less than that
+    x[2::8] = 5e37 * np.abs(x[2::8])  # overflows in channels of one sign
+    x[3::8, 700] = np.inf
+    x[4::8, 3] = np.nan
+    for multiply in (
+        partial(kernels.w12_matmul, weight=weight, device="cuda"),
+        partial(kernels.bf16_matmul, weight=weight, device="cuda"),
+        partial(kernels.w12_matmul, weight=weight, q_view=True, device="cuda"),
+    ):
+        want = in_chunks(multiply, x)
+        assert np.isinf(want[2::8]).any() and np.isinf(want[3::8]).any() and np.isnan(want[4::8]).all()
+        assert not np.isnan(want[::8]).any()
+        for num_rows in (24, 40, 64):
+            got = multiply(x[:num_rows])
+            some = want[:num_rows]
+            np.testing.assert_array_equal(np.isnan(got), np.isnan(some))
+            there = ~np.isnan(some)
+            np.testing.assert_array_equal(got.view(np.uint32)[there], some.view(np.uint32)[there])
 
 
 @pytest.mark.parametrize("k", [5120, 17408])
