@@ -165,7 +165,7 @@ extern "C" __global__ void plant_w12(const __grid_constant__ PlantMatrixParams p
         }
         u32 ends = 0;
         for (u32 j = 0; j < 5; j++) ends |= min(starts[min(first + j + 1, end)] - slice_start, 63u) << 6 * j;
-        bool has_above = false;
+        u32 num_above = 0;
         for (u32 j = 0; j < len; j++) {
             u32* plane8 = reinterpret_cast<u32*>(note + NOTE_BYTES + j * 1024);
             u32* plane4 = reinterpret_cast<u32*>(note + NOTE_BYTES + len * 1024 + j * 512);
@@ -185,7 +185,7 @@ extern "C" __global__ void plant_w12(const __grid_constant__ PlantMatrixParams p
                     if (padding) code[k] = 0;
                     if (mask >> slot & 1) {
                         const u32 entry = lane << 21 | slot << 16 | bits;
-                        has_above |= (bits >> 7 & 255) >= row_base(p, tile * TILE_CHANNELS + channel_of(lane, slot));
+                        num_above += (bits >> 7 & 255) >= row_base(p, tile * TILE_CHANNELS + channel_of(lane, slot)) ? 1 : 0;
                         const u32 at = starts[first + j] + before++;
                         p.escapes[at] = entry;
                         if (!is_crowded) reinterpret_cast<u32*>(note)[6 + at - slice_start] = entry;
@@ -203,9 +203,9 @@ extern "C" __global__ void plant_w12(const __grid_constant__ PlantMatrixParams p
                 plane4[lane * 4 + fragment] = x;
             }
         }
-        has_above = __any_sync(0xFFFFFFFF, has_above);
+        num_above = __reduce_add_sync(0xFFFFFFFF, num_above);
         if (lane == 0) {
-            reinterpret_cast<u32*>(note)[0] = (is_crowded ? CROWDED : ends) | (has_above ? HAS_ABOVE : 0);
+            reinterpret_cast<u32*>(note)[0] = (is_crowded ? CROWDED : ends) | (num_above > 0 ? HAS_ABOVE : 0);
             reinterpret_cast<u32*>(note)[1] = tile * p.k_tiles + first;
         }
     }
