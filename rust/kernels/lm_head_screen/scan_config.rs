@@ -8,8 +8,6 @@ const MAX_ROWS: usize = 32;
 /// Columns of a stage of the wgmma scan's ring, in chunks, and its bytes.
 const STAGE_CHUNKS: usize = 8;
 const STAGE_BYTES: usize = STAGE_CHUNKS * HeadCodes::TILE_CHANNELS * CHUNK_COLUMNS;
-/// Stages with which all is under way that the memory takes.
-const ENOUGH_SLOTS: usize = 10;
 /// Stages below which too little is under way, and beyond which nothing is gained.
 const RING_SLOTS: std::ops::RangeInclusive<usize> = 4..=16;
 
@@ -34,15 +32,6 @@ pub(super) enum ScanKind {
     },
 }
 
-impl ScanKind {
-    fn ring_slots(self) -> usize {
-        match self {
-            Self::Mma => 0,
-            Self::Wgmma { ring_slots, .. } => ring_slots,
-        }
-    }
-}
-
 impl ScanConfig {
     /// The scan of `num_rows` rows, or of the first that one scan takes.
     pub(super) fn choose(
@@ -53,19 +42,13 @@ impl ScanConfig {
     ) -> Self {
         let rows = num_rows.clamp(8, MAX_ROWS).next_power_of_two();
         let kinds = [32, 16, 8].into_iter().filter(|&fewer| fewer <= rows);
-        // One block for itself unless two have a longer ring.
-        let wgmma = kinds
-            .filter_map(|rows| {
-                [1, 2]
-                    .into_iter()
-                    .filter_map(|blocks| Self::wgmma(limits, num_chunks, rows, blocks))
-                    .reduce(|alone, shared| match alone.ring_slots() < ENOUGH_SLOTS {
-                        true => shared,
-                        false => alone,
-                    })
-                    .map(|kind| Self { rows, kind })
-            })
-            .next();
+        let wgmma =
+            kinds
+                .flat_map(|rows| [(rows, 1), (rows, 2)])
+                .find_map(|(rows, cluster_blocks)| {
+                    let kind = Self::wgmma(limits, num_chunks, rows, cluster_blocks)?;
+                    Some(Self { rows, kind })
+                });
         let mma = Self {
             rows,
             kind: ScanKind::Mma,
@@ -123,10 +106,10 @@ mod tests {
         for (width, num_rows, rows, blocks) in [
             (256, 1, 8, 1),
             (5120, 8, 8, 1),
-            (5120, 9, 16, 2),
+            (5120, 9, 16, 1),
             (5120, 17, 32, 2),
             (5120, 33, 32, 2),
-            (3072, 32, 32, 2),
+            (3072, 32, 32, 1),
             (4096, 32, 32, 2),
             (8192, 32, 16, 2),
             (10_240, 5, 8, 1),
