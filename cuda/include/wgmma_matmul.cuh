@@ -573,7 +573,7 @@ __device__ __forceinline__ void wgmma_matmul(const WgmmaParams& p) {
     WGMMA_MATMUL_KERNEL(NAME, 64, __VA_ARGS__) \
     WGMMA_MATMUL_KERNEL(NAME, 128, __VA_ARGS__)
 #define WGMMA_MATMUL_KERNEL(NAME, ROWS, ...)                                                \
-    extern "C" __global__ void __launch_bounds__((WGMMA_THREADS<__VA_ARGS__, ROWS>), 1)  \
+    extern "C" __global__ void __launch_bounds__((WGMMA_THREADS<__VA_ARGS__, ROWS>), 1)     \
         NAME##_wgmma_##ROWS(const __grid_constant__ WgmmaParams p) {                        \
         wgmma_matmul<__VA_ARGS__, ROWS>(p);                                                 \
     }
