@@ -9,6 +9,7 @@ mod append;
 mod drafter;
 mod fp8;
 mod gdn_wy;
+mod layer;
 mod numbers;
 mod planted;
 mod prompts;
@@ -97,7 +98,8 @@ fn main() {
         }
     }
     type Bench = fn(&Device, &CudaDevice) -> Vec<Value>;
-    let parts: [(&str, Bench); 9] = [
+    let parts: [(&str, Bench); 10] = [
+        ("layer", layer::bench),
         ("append", append::bench),
         ("gdn_wy", gdn_wy::bench),
         ("tree_attention", tree_attention::bench),
