@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +40,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def compiled(cache: Path) -> dict[str, list[dict[str, Any]]]:
-    """What the compiler said for each architecture; a process for each, as it does one thing at a time."""
-    with ProcessPoolExecutor(len(ARCHES), get_context("spawn")) as pool:
-        results = pool.map(compile_for, ARCHES, [cache / "cubin"] * len(ARCHES))
-        return dict(zip(ARCHES, results, strict=True))
+    """What the compiler said for each architecture."""
+    return {arch: compile_for(arch, cache / "cubin") for arch in ARCHES}
 
 
 @needs_compiler
@@ -92,24 +88,27 @@ def test_precompile_fills_the_cache(cache: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @needs_compiler
-def test_kernels_compile_to_text_where_it_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It lies beside machine code in the same folder, never in its place."""
-    compiled: list[str] = []
+@pytest.mark.usefixtures("compiled")
+def test_kernels_compile_to_text_where_it_is_asked_for(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lies beside machine code, never in its place; what is raised on the way ends the work."""
+    folder = cache / "cubin"
+    before = {file.name for file in folder.iterdir()}
+    ready: list[str] = []
 
-    def stop_after_one(stem: str, _: str) -> None:
-        if compiled:
-            raise InterruptedError
-        compiled.append(stem)
+    def stop_after_one(stem: str, arch: str, num_ready: int, num_kernels: int) -> None:
+        assert (arch, num_ready) == ("sm_90a", 1)
+        assert num_kernels == len(list(Path("cuda").glob("*.cu")))
+        ready.append(stem)
+        raise InterruptedError
 
-    for form in ("ptx", "cubin", "ptx"):
-        compiled.clear()
-        monkeypatch.setenv("SPECPILOT_KERNEL_CODE", form)
-        with pytest.raises(InterruptedError):
-            _core.compile_kernels(["sm_90a"], tmp_path, stop_after_one)
-    (stem,) = compiled
-    files = {file.suffix: file.read_bytes() for file in tmp_path.glob(f"{stem}-sm_90a-*")}
+    monkeypatch.setenv("SPECPILOT_KERNEL_CODE", "ptx")
+    with pytest.raises(InterruptedError):
+        _core.compile_kernels(["sm_90a"], folder, stop_after_one)
+    (stem,) = ready
+    added = {file.name for file in folder.iterdir()} - before
+    assert added
+    assert len(added) < len(list(Path("cuda").glob("*.cu")))
+    files = {file.suffix: file.read_bytes() for file in folder.glob(f"{stem}-sm_90a-*")}
     assert files.keys() == {".ptx", ".cubin"}
     # Behind a checksum.
     text = files[".ptx"][32:]
@@ -118,7 +117,7 @@ def test_kernels_compile_to_text_where_it_is_asked_for(
     assert files[".cubin"][32:].startswith(b"\x7fELF")
     monkeypatch.setenv("SPECPILOT_KERNEL_CODE", "sass")
     with pytest.raises(DeviceError, match='form "sass": expected SPECPILOT_KERNEL_CODE to be cubin or ptx'):
-        _core.compile_kernels(["sm_90a"], tmp_path)
+        _core.compile_kernels(["sm_90a"], folder)
 
 
 def test_an_unknown_architecture_is_refused() -> None:

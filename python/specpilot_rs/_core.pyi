@@ -54,7 +54,7 @@ def cuda_compiler_version() -> tuple[int, int]: ...
 def compile_kernels(
     arches: Sequence[str],
     cache_dir: str | PathLike[str] | None = None,
-    on_progress: Callable[[str, str], object] | None = None,
+    on_progress: Callable[[str, str, int, int], object] | None = None,
 ) -> list[dict[str, Any]]: ...
 def convert_weights(
     model: str | PathLike[str],

@@ -89,8 +89,14 @@ def prepare(device: str, kernels: str = "lossless") -> None:
         preload_matmuls()
     # Silent while it is quick: kernels in the cache are only read.
     bar = tqdm(desc="Compiling CUDA kernels", file=sys.stderr, disable=not sys.stderr.isatty(), delay=1)
+
+    def show(stem: str, _: str, num_ready: int, num_kernels: int) -> None:
+        bar.total = num_kernels
+        bar.set_postfix_str(stem, refresh=False)
+        bar.update(num_ready - bar.n)
+
     with bar:
-        _core.compile_kernels([arch], on_progress=lambda stem, _: bar.set_postfix_str(stem))
+        _core.compile_kernels([arch], on_progress=show)
 
 
 def _is_loaded(name: str) -> bool:

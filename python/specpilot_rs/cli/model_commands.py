@@ -123,7 +123,9 @@ def precompile(
     _cuda.preload()
     results = _core.compile_kernels(
         arch or ["sm_80", "sm_90a", "sm_120"],
-        on_progress=lambda stem, name: typer.echo(f"{stem} for {name} ...", err=True),
+        on_progress=lambda stem, name, num_ready, num_kernels: typer.echo(
+            f"{num_ready} of {num_kernels}: {stem} for {name}", err=True
+        ),
     )
     if as_json:
         write_json([{key: value for key, value in result.items() if key != "log"} for result in results])

@@ -6,6 +6,7 @@
 
 mod cache;
 mod capture;
+mod compile_many;
 mod compiler;
 mod copies;
 mod cublaslt;
@@ -27,6 +28,7 @@ use super::{Element, HostDevice};
 use crate::error::DeviceError;
 pub use cache::CodeCache;
 pub use capture::CapturedLaunches;
+pub use compile_many::compile_many;
 pub use compiler::{Arch, CodeForm, Compiled, compile, compiler_version};
 pub(super) use copies::{HostCopies, ReadBack};
 pub use cublaslt::{CublasLt, LtOperands, LtProduct, LtShape, LtValues};

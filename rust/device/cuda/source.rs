@@ -27,21 +27,23 @@ macro_rules! headers {
     };
 }
 
-/// All kernels.
+/// All kernels, those first that take longest to compile.
 pub const KERNEL_SOURCES: &[KernelSource] = sources! {
+    "gdn_wy", true;
+    "w12_matmul", true;
+    "fp8_matmul", true;
+    "tree_attention", true;
+    "bf16_matmul", true;
     "append_kv", true;
     "append_ring", true;
-    "bf16_matmul", true;
     "block_conv", true;
     "draft_block", true;
     "draft_select", true;
     "embed_rows", true;
-    "fp8_matmul", true;
     "gate", true;
     "gather_taps", true;
     "gdn_fold", true;
     "gdn_recurrent", true;
-    "gdn_wy", true;
     "greedy_argmax", true;
     "lm_head_screen", true;
     "plant_matrix", false;
@@ -49,8 +51,6 @@ pub const KERNEL_SOURCES: &[KernelSource] = sources! {
     "rope", true;
     "round_rows", true;
     "shape_logits", true;
-    "tree_attention", true;
-    "w12_matmul", true;
 };
 
 /// What kernels include: name and text.
