@@ -289,9 +289,12 @@ struct SliceSums {
         ring.advance(p.matmul.ring_slots);
     }
 
-    __device__ __forceinline__ void multiply(const u32 (&a)[4][4], float (&sums)[ROWS / 2], bool adds, bool are_rows_there) {
+    __device__ __forceinline__ void multiply(u32 (&a)[4][4], float (&sums)[ROWS / 2], bool adds, bool are_rows_there) {
         const u64 b = matrix_descriptor(shared.rows + rows.slot * Layout::ROW_SLOT_BYTES, 128, ROW_GROUP_BYTES);
         if (!are_rows_there) barrier_wait(shared.rows_full + rows.slot * 8, rows.parity);
+        // No write of operand A behind the fence, which orders it before the products.
+#pragma unroll
+        for (u32 i = 0; i < 16; i++) asm volatile("" : "+r"(a[i / 4][i % 4]));
         wgmma_begin();
 #pragma unroll
         for (u32 fragment = 0; fragment < 4; fragment++) {
