@@ -119,6 +119,8 @@ PARTS = (
             "test_matmul.py::test_many_rows_of_matrices_multiplied_together[5120]",
             "test_matmul.py::test_many_rows_are_added_to_the_residual",
             "test_matmul_rows.py::test_parts_of_rows_are_refused",
+            "test_matmul_rows.py::test_products_of_many_rows_are_those_of_few[528-600-row_counts3]",
+            "test_matmul_rows.py::test_products_of_many_rows_are_those_of_few[1112-600-row_counts5]",
         ),
     ),
     of_groups(

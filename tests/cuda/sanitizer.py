@@ -88,7 +88,7 @@ GROUPS = (
             "test_gated_delta_outputs[shape1-9]",
             "test_gated_delta_outputs[shape2-40]",
             "test_products_are_those_of_fp32_rows[250-cuda]",
-            "test_products_of_many_rows_are_those_of_few[600-row_counts0]",
+            "test_products_of_many_rows_are_those_of_few[48-600-row_counts0]",
         ),
     ),
     Group(
@@ -215,7 +215,11 @@ GROUPS = (
         "planting",
         ("plant_matrix",),
         "test_planted.py",
-        ("test_the_gpu_plants_the_hosts_bits", "test_every_layout_holds_these_bits[shape1]"),
+        (
+            "test_the_gpu_plants_the_hosts_bits",
+            "test_every_layout_holds_these_bits[shape1]",
+            "test_views_are_near_all_but_small_weights[shape1]",
+        ),
     ),
 )
 

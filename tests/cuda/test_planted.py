@@ -35,6 +35,21 @@ def test_every_layout_holds_these_bits(shape: tuple[int, int]) -> None:
             np.testing.assert_array_equal(got, expected[:, columns].T)
 
 
+@pytest.mark.parametrize("shape", [(96, 5120), (272, 1088)])
+def test_views_are_near_all_but_small_weights(shape: tuple[int, int]) -> None:
+    """Three bits of a mantissa are within a sixteenth, and escapes above a window exact, if a note tells."""
+    rows = kernels.plant_matrix(11, shape, 0.02, "layer")
+    expected = (rows.astype(np.uint32) << 16).view(np.float32)
+    medians = np.median(np.abs(expected), axis=1)
+    assert np.any(np.abs(expected) > 32 * medians[:, None])
+    for first in range(0, shape[1], 64):
+        x = np.eye(64, shape[1], first, dtype=np.float32)
+        got = kernels.planted_matmul(x, 11, shape[0], 0.02, "w12", q_view=True, device=DEVICE)
+        want = expected[:, first : first + 64].T
+        wrong = np.abs(got - want) > np.abs(want) / 16
+        assert not np.any(wrong & (np.abs(want) > medians))
+
+
 @pytest.mark.parametrize("shape", [(128, 256), (384, 5120)])
 def test_the_gpu_plants_the_hosts_fp8(shape: tuple[int, int]) -> None:
     for first in range(0, shape[1], shape[1] // 4):

@@ -63,9 +63,10 @@ pub(super) fn plant_matrix<'py>(
     Ok(bits.into_pyarray(py))
 }
 
-/// `x @ weight.T` of a layer's matrix that was planted in `format` ("bf16" or "w12") on `device`.
+/// `x @ weight.T` of a layer's matrix that was planted in `format` ("bf16" or "w12") on `device`, all of it or its 8-bit view.
 #[pyfunction]
-#[pyo3(signature = (x, seed, out_features, deviation, format, device="cpu"))]
+#[pyo3(signature = (x, seed, out_features, deviation, format, q_view=false, device="cpu"))]
+#[expect(clippy::too_many_arguments, reason = "keywords in Python")]
 pub(super) fn planted_matmul<'py>(
     py: Python<'py>,
     x: PyReadonlyArray2<'py, f32>,
@@ -73,6 +74,7 @@ pub(super) fn planted_matmul<'py>(
     out_features: usize,
     deviation: f64,
     format: &str,
+    q_view: bool,
     device: &str,
 ) -> PyResult<Bound<'py, PyArray2<f32>>> {
     let (num_rows, in_features) = x.as_array().dim();
@@ -84,7 +86,11 @@ pub(super) fn planted_matmul<'py>(
     let matrix = loader.linear("w", [out_features, in_features], format)?;
     let x = array_on(&device, &x)?;
     let mut y = nan_buffer_on(&device, num_rows * out_features)?;
-    let (view, store) = (WeightView::Exact, Epilogue::Store);
+    let view = match q_view {
+        true => WeightView::Q,
+        false => WeightView::Exact,
+    };
+    let store = Epilogue::Store;
     py.detach(|| matrix.forward_through(view, &device, &x, num_rows, &mut y, store))
         .map_err(refused)?;
     Ok(array(&y, (num_rows, out_features))?.into_pyarray(py))
