@@ -3,7 +3,7 @@
 //
 // A block keeps the codes of all rows for its part of K in shared memory and streams tiles of 64 channels past them, 128
 // columns a stage, through a ring that one lane fills. Two warpgroups take tiles in turn, so that one multiplies while the
-// other turns sums into bounds. Where the codes of 32 rows do not fit, two blocks of a cluster hold half of K each: for every
+// other turns sums into bounds or estimates. Where the codes of 32 rows do not fit, two blocks of a cluster hold half of K each: for every
 // tile they exchange sums, and each decides every other group of eight rows.
 #pragma once
 
@@ -172,7 +172,7 @@ __device__ __forceinline__ void exchange_sums(const ScanLayout<ROWS>& shared, u3
     if (lane == 0) barrier_arrive_in_block(address_in_block(free, other));
 }
 
-template <u32 ROWS>
+template <u32 ROWS, ScanGoal GOAL>
 __device__ __forceinline__ void decide_tiles(const ScreenParams& p, const ScanLayout<ROWS>& shared, u32 part, u32 consumer) {
     const TileRun run(p);
     const u32 warp = threadIdx.x % GROUP_THREADS / WARP_LANES, lane = threadIdx.x % WARP_LANES;
@@ -181,8 +181,10 @@ __device__ __forceinline__ void decide_tiles(const ScreenParams& p, const ScanLa
     for (u32 i = consumer; i < run.len; i += NUM_CONSUMERS) {
         const ScreenGroup channels(p, (run.first + i) * 4 + warp, lane);
         u32 thresholds[ScanLayout<ROWS>::ROW_GROUPS][2];
+        if constexpr (GOAL == ScanGoal::BOUNDS) {
 #pragma unroll
-        for (u32 n = 0; n < shared.ROW_GROUPS; n++) read_thresholds(p, n * 8, lane, thresholds[n]);
+            for (u32 n = 0; n < shared.ROW_GROUPS; n++) read_thresholds(p, n * 8, lane, thresholds[n]);
+        }
         int sums[ROWS] = {};
         // A barrier of the ring tells two phases apart and no more, so tiles are multiplied one after another.
         const u32 turn = i / NUM_CONSUMERS;
@@ -197,7 +199,8 @@ __device__ __forceinline__ void decide_tiles(const ScreenParams& p, const ScanLa
             int high[4], low[4];
 #pragma unroll
             for (u32 c = 0; c < 4; c++) high[c] = sums[4 * n + c], low[c] = sums[4 * (shared.ROW_GROUPS + n) + c];
-            channels.note(p, row_bounds, n * 8, lane, high, low, thresholds[n]);
+            if constexpr (GOAL == ScanGoal::ESTIMATES) channels.store(p, row_bounds, n * 8, lane, high, low);
+            else channels.note(p, row_bounds, n * 8, lane, high, low, thresholds[n]);
         }
     }
     // The block may leave once its last sums have been taken: then nobody reaches into it any more.
@@ -205,7 +208,7 @@ __device__ __forceinline__ void decide_tiles(const ScreenParams& p, const ScanLa
     if (p.cluster_blocks > 1 && num_turns > 0) barrier_wait(shared.inbox_free + consumer * 8, (num_turns - 1) & 1);
 }
 
-template <u32 ROWS>
+template <u32 ROWS, ScanGoal GOAL>
 __device__ __forceinline__ void screen_scan_wgmma(const ScreenParams& p) {
     extern __shared__ __align__(128) u8 shared_bytes[];
     const ScanLayout<ROWS> shared(p, shared_address(shared_bytes));
@@ -240,6 +243,6 @@ __device__ __forceinline__ void screen_scan_wgmma(const ScreenParams& p) {
             if (threadIdx.x < p.num_rows) row_bounds[threadIdx.x] = p.row_bounds[threadIdx.x];
             barrier_arrive(shared.rows_full);
         }
-        decide_tiles<ROWS>(p, shared, part, consumer);
+        decide_tiles<ROWS, GOAL>(p, shared, part, consumer);
     }
 }

@@ -28,7 +28,7 @@ use std::path::Path;
 
 use crate::device::{Buffer, Device};
 use crate::error::Result;
-use crate::model::{DecoderWeights, ModelConfig};
+use crate::model::{Lent, ModelConfig};
 use crate::options::WeightFormat;
 use crate::options::speculation::DraftScores;
 use crate::weights::checkpoint::Verification;
@@ -117,12 +117,7 @@ pub trait Drafter: Send {
     /// # Errors
     /// [`ContextGap`](crate::error::DrafterError::ContextGap) unless the rows start where the context ends, and for
     /// verified rows after scratch rows; a [`KernelError`](crate::error::KernelError) when room was not reserved.
-    fn extend(
-        &mut self,
-        device: &Device,
-        target: &DecoderWeights,
-        rows: ContextRows<'_>,
-    ) -> Result<()>;
+    fn extend(&mut self, device: &Device, target: Lent<'_>, rows: ContextRows<'_>) -> Result<()>;
 
     /// Drops all scratch rows of `slot`: the context is again what the last verified rows made it.
     fn rollback(&mut self, slot: usize);
@@ -135,7 +130,7 @@ pub trait Drafter: Send {
     fn start(
         &mut self,
         _device: &Device,
-        _target: &DecoderWeights,
+        _target: Lent<'_>,
         _anchors: &[DraftAnchor],
         _wanted: DraftRequest,
     ) -> Result<()> {
@@ -152,7 +147,7 @@ pub trait Drafter: Send {
     fn propose(
         &mut self,
         device: &Device,
-        target: &DecoderWeights,
+        target: Lent<'_>,
         anchors: &[DraftAnchor],
         wanted: DraftRequest,
         proposals: &mut [Proposal],

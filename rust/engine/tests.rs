@@ -9,7 +9,7 @@ use crate::drafter::proposal::Proposal;
 use crate::drafter::{ContextRows, DraftAnchor, DraftRequest, Drafter};
 use crate::error::{DeviceError, DrafterError, Error, KernelError};
 use crate::kernels::kv_span::PerSpan;
-use crate::model::DecoderWeights;
+use crate::model::Lent;
 use crate::options::{EngineOptions, PromptLookup};
 use crate::plan::footprint::Footprint;
 use crate::weights::raw_safetensors::{demo_target, family};
@@ -263,12 +263,7 @@ impl Drafter for Failing {
         self.drafter.release(slot);
     }
 
-    fn extend(
-        &mut self,
-        device: &Device,
-        target: &DecoderWeights,
-        rows: ContextRows<'_>,
-    ) -> Result<()> {
+    fn extend(&mut self, device: &Device, target: Lent<'_>, rows: ContextRows<'_>) -> Result<()> {
         if self.num_extensions == 0 {
             return Err(DrafterError::ContextGap {
                 slot: rows.slot,
@@ -288,7 +283,7 @@ impl Drafter for Failing {
     fn propose(
         &mut self,
         device: &Device,
-        target: &DecoderWeights,
+        target: Lent<'_>,
         anchors: &[DraftAnchor],
         wanted: DraftRequest,
         proposals: &mut [Proposal],

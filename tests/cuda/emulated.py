@@ -102,7 +102,12 @@ PARTS = (
             "test_attention_kernel.py::test_heads_that_no_block_holds_are_refused",
         ),
     ),
-    of_groups("heads", "screened head", "screened head, wide"),
+    of_groups(
+        "heads",
+        "screened head",
+        "screened head, wide",
+        more=("test_screened_head_kernel.py::test_estimates_are_always_numbers",),
+    ),
     of_groups(
         "matmuls",
         "matmul",
