@@ -187,8 +187,17 @@ pub fn open(
     load(source, config, target, taps, device, sizes)
 }
 
-/// Opens a planted drafter, its linear layers in `format` (BF16 beside an FP8 target, as published): its proposals are right
-/// as often as [`planted::PUBLISHED`] says, by `scripts`.
+/// How a planted drafter's linear layers are held beside a target's in `format`: as that is converted so is its drafter, but
+/// beside FP8 BF16 was published.
+pub fn planted_format(format: WeightFormat) -> WeightFormat {
+    match format {
+        WeightFormat::Fp8 | WeightFormat::Fp8W8A8 => WeightFormat::Bf16,
+        other => other,
+    }
+}
+
+/// Opens a planted drafter, its linear layers in `format`: its proposals are right as often as [`planted::PUBLISHED`] says, by
+/// `scripts`.
 ///
 /// # Errors
 /// As for [`open`], of which nothing about files applies.
@@ -209,10 +218,7 @@ pub fn open_planted(
     let taps = pairing::check(files, config, target)?;
     let source = Source {
         weights: WeightSource::Planted(weights),
-        format: match format {
-            WeightFormat::Fp8 | WeightFormat::Fp8W8A8 => WeightFormat::Bf16,
-            other => other,
-        },
+        format,
     };
     let inner = load(source, config, target, taps, device, sizes)?;
     let profile = planted::PUBLISHED;

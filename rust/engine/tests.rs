@@ -5,13 +5,15 @@ use std::ops::ControlFlow;
 use super::opening::with_plan;
 use super::*;
 use crate::convert::convert_model;
+use crate::device::Backend;
 use crate::drafter::proposal::Proposal;
 use crate::drafter::{ContextRows, DraftAnchor, DraftRequest, Drafter};
 use crate::error::{DeviceError, DrafterError, Error, KernelError};
 use crate::kernels::kv_span::PerSpan;
 use crate::model::Lent;
-use crate::options::{EngineOptions, PromptLookup};
-use crate::plan::footprint::Footprint;
+use crate::options::{EngineOptions, PromptLookup, WeightFormat};
+use crate::plan::footprint::{Footprint, Holdings};
+use crate::planted::PlantedPair;
 use crate::weights::raw_safetensors::{demo_target, family};
 
 mod windows;
@@ -168,6 +170,43 @@ fn a_w12_drafter_is_planned_as_it_is_stored() {
         assert_as_planned(&w12);
         let bytes = |engine: &Engine| engine.plan().footprint.drafter.weights;
         assert!(bytes(&w12) * 10 < bytes(&bf16) * 9, "{name}");
+    }
+}
+
+#[test]
+fn a_planted_drafter_is_held_and_planned_as_its_target() {
+    for name in ["tiny", "tiny-gemma"] {
+        let pair = PlantedPair::named(name).unwrap();
+        let [bf16, w12] = ["bf16", "w12"].map(|weight_format| {
+            let options = EngineOptions {
+                weight_format: weight_format.into(),
+                ..options(2)
+            };
+            let engine = Engine::open_planted(&pair, true, &options).unwrap();
+            let limits = &engine.plan().limits;
+            let format = WeightFormat::named(weight_format).unwrap();
+            let planned = Footprint::of(&Holdings {
+                config: &pair.target,
+                headers: None,
+                drafter: Some(&pair.drafter),
+                drafter_headers: None,
+                drafter_format: format,
+                limits,
+                format,
+                backend: Backend::Host,
+            });
+            let held = engine.pair.drafter.as_ref().unwrap().weight_bytes();
+            assert_eq!(engine.plan().footprint.drafter.weights, held);
+            let planned = planned.drafter.weights;
+            // More escapes are assumed than there are.
+            assert!(
+                planned.abs_diff(held) * 200 < held,
+                "{name}: {planned}, {held}"
+            );
+            held
+        });
+        println!("{name}: {bf16} bytes as BF16, {w12} as W12");
+        assert!(w12 < bf16, "{name}");
     }
 }
 

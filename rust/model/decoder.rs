@@ -590,12 +590,7 @@ impl ResidualProbe {
 }
 
 fn row_norms(rows: &[f32], width: usize) -> Vec<f32> {
-    rows.chunks_exact(width)
-        .map(|row| {
-            row.iter()
-                .map(|&x| f64::from(x) * f64::from(x))
-                .sum::<f64>()
-                .sqrt() as f32
-        })
-        .collect()
+    let square = |&x: &f32| f64::from(x) * f64::from(x);
+    let norm = |row: &[f32]| row.iter().map(square).sum::<f64>().sqrt() as f32;
+    rows.chunks_exact(width).map(norm).collect()
 }

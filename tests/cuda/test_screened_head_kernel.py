@@ -156,7 +156,7 @@ def test_gaps_are_those_of_the_logits() -> None:
 
 
 def estimates_of(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """What the codes say, operation by operation as the device does: integer sums, then two products in fp32."""
+    """What the codes say, operation by operation as the device does: integer sums, then products in fp32."""
     one, most = np.float32(1), np.float32(255 * 127 + 127)
     rows, channels = from_bits(to_bits(x)), from_bits(weight)
     scale = (np.abs(channels).max(1).astype(np.float64) / 127).astype(np.float32)
