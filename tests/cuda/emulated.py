@@ -61,6 +61,11 @@ PARTS = (
         ),
         orders=("first", "late"),
     ),
+    Part(
+        "engine, drafts by estimates",
+        ("test_engine.py::test_drafts_by_estimates_are_of_each_request_and_change_no_token",),
+        orders=("late",),
+    ),
     Part("engine, a whole chunk", ("test_engine.py::test_a_whole_chunk_behind_other_rows_ends",)),
     Part(
         "engine, families",
