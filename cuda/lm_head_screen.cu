@@ -218,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(256) select_survivors(const __grid_
 }
 
 // Rows of a scan, at most.
-constexpr u32 MOST_ROWS = 32;
+constexpr u32 MOST_ROWS = 48;
 
 // Sixteen survivors of a row, or as many as there are left.
 struct SurvivorGroup {
@@ -315,8 +315,14 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 2) rescore_survivors
     }
 }
 
+#define CODE_ROWS_KERNEL(ROWS) \
+    extern "C" __global__ void __launch_bounds__(ROW_THREADS) code_rows_##ROWS(const __grid_constant__ ScreenParams p) { code_rows<ROWS>(p); }
+CODE_ROWS_KERNEL(8)
+CODE_ROWS_KERNEL(16)
+CODE_ROWS_KERNEL(32)
+CODE_ROWS_KERNEL(48)
+
 #define SCREEN_KERNELS(ROWS)                                                                                                     \
-    extern "C" __global__ void __launch_bounds__(ROW_THREADS) code_rows_##ROWS(const __grid_constant__ ScreenParams p) { code_rows<ROWS>(p); } \
     extern "C" __global__ void __launch_bounds__(256, 2) screen_scan_##ROWS(const __grid_constant__ ScreenParams p) {            \
         screen_scan<ROWS, ScanGoal::BOUNDS>(p);                                                                                  \
     }                                                                                                                            \
@@ -338,4 +344,5 @@ SCREEN_KERNELS(32)
 SCREEN_WGMMA_KERNELS(8)
 SCREEN_WGMMA_KERNELS(16)
 SCREEN_WGMMA_KERNELS(32)
+SCREEN_WGMMA_KERNELS(48)
 #endif

@@ -172,7 +172,15 @@ def estimates_of(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("scan", ["auto", "mma"])
 @pytest.mark.parametrize(
     ("n", "k", "num_rows"),
-    [(203, 300, 5), (130, 700, 16), (70, 512, 40), (150, 5120, 20), (8000, 5120, 30), (3000, 8192, 33)],
+    [
+        (203, 300, 5),
+        (130, 700, 16),
+        (70, 512, 40),
+        (150, 5120, 20),
+        (150, 5120, 40),
+        (8000, 5120, 30),
+        (3000, 8192, 33),
+    ],
 )
 def test_estimates_of_all_logits(n: int, k: int, num_rows: int, scan: str) -> None:
     """To the bit, near the logits, and of each row alone; what has no codes is at zero."""
