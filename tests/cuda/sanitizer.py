@@ -208,6 +208,7 @@ GROUPS = (
             "test_estimates_of_all_logits[130-700-16-auto]",
             "test_estimates_of_all_logits[70-512-40-mma]",
             "test_estimates_of_all_logits[150-5120-20-auto]",
+            "test_estimates_of_all_logits[150-5120-40-auto]",
         ),
     ),
     Group(
