@@ -3,6 +3,7 @@
 // `code_head` once; then per call `code_rows` (activations to codes and bounds), a scan of the head's codes (screen_scan*.cuh:
 // bounds of all logits, the largest lower one), `select_survivors` and `rescore_survivors`, which multiplies what is left
 // in the order of bf16_matmul. What the bounds are and why they hold is said in lm_head_screen.rs and lm_head_screen/cuda.rs.
+// For drafts `code_rows` and a scan that writes down what the codes say of every logit.
 #include "packed_rows.cuh"
 #include "screen_scan.cuh"
 #include "slice_sums.cuh"
@@ -217,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(256) select_survivors(const __grid_
 }
 
 // Rows of a scan, at most.
-constexpr u32 MOST_ROWS = 32;
+constexpr u32 MOST_ROWS = 48;
 
 // Sixteen survivors of a row, or as many as there are left.
 struct SurvivorGroup {
@@ -314,19 +315,34 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 2) rescore_survivors
     }
 }
 
+#define CODE_ROWS_KERNEL(ROWS) \
+    extern "C" __global__ void __launch_bounds__(ROW_THREADS) code_rows_##ROWS(const __grid_constant__ ScreenParams p) { code_rows<ROWS>(p); }
+CODE_ROWS_KERNEL(8)
+CODE_ROWS_KERNEL(16)
+CODE_ROWS_KERNEL(32)
+CODE_ROWS_KERNEL(48)
+
 #define SCREEN_KERNELS(ROWS)                                                                                                     \
-    extern "C" __global__ void __launch_bounds__(ROW_THREADS) code_rows_##ROWS(const __grid_constant__ ScreenParams p) { code_rows<ROWS>(p); } \
-    extern "C" __global__ void __launch_bounds__(256, 2) screen_scan_##ROWS(const __grid_constant__ ScreenParams p) { screen_scan<ROWS>(p); }
+    extern "C" __global__ void __launch_bounds__(256, 2) screen_scan_##ROWS(const __grid_constant__ ScreenParams p) {            \
+        screen_scan<ROWS, ScanGoal::BOUNDS>(p);                                                                                  \
+    }                                                                                                                            \
+    extern "C" __global__ void __launch_bounds__(256, 2) estimate_scan_##ROWS(const __grid_constant__ ScreenParams p) {          \
+        screen_scan<ROWS, ScanGoal::ESTIMATES>(p);                                                                               \
+    }
 SCREEN_KERNELS(8)
 SCREEN_KERNELS(16)
 SCREEN_KERNELS(32)
 
 #if __CUDA_ARCH_FEAT_SM90_ALL
-#define SCREEN_WGMMA_KERNEL(ROWS)                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(WGMMA_THREADS, 1) screen_scan_wgmma_##ROWS(const __grid_constant__ ScreenParams p) { \
-        screen_scan_wgmma<ROWS>(p);                                                                                                      \
+#define SCREEN_WGMMA_KERNELS(ROWS)                                                                                                         \
+    extern "C" __global__ void __launch_bounds__(WGMMA_THREADS, 1) screen_scan_wgmma_##ROWS(const __grid_constant__ ScreenParams p) {   \
+        screen_scan_wgmma<ROWS, ScanGoal::BOUNDS>(p);                                                                                      \
+    }                                                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(WGMMA_THREADS, 1) estimate_scan_wgmma_##ROWS(const __grid_constant__ ScreenParams p) { \
+        screen_scan_wgmma<ROWS, ScanGoal::ESTIMATES>(p);                                                                                   \
     }
-SCREEN_WGMMA_KERNEL(8)
-SCREEN_WGMMA_KERNEL(16)
-SCREEN_WGMMA_KERNEL(32)
+SCREEN_WGMMA_KERNELS(8)
+SCREEN_WGMMA_KERNELS(16)
+SCREEN_WGMMA_KERNELS(32)
+SCREEN_WGMMA_KERNELS(48)
 #endif

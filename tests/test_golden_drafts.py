@@ -2,7 +2,8 @@
 
 `golden.json` holds per prompt and round the anchor's position, the drafted chain and how much of it the
 target's greedy continuation confirms. Cases whose continuation contains a near tie are compared by tau only:
-there another order of sums may pick another token, and every later round differs.
+there another order of sums may pick another token, and every later round differs. Drafts are made by exact
+logits, as there: by the INT8 copy of the head some tokens late in a chain are others.
 """
 
 import json
@@ -33,7 +34,7 @@ def drafted(request):
     config = {"model": str(DRAFTERS[method]), "tree": "chain"}
     if method == "eagle3":
         config["num_speculative_tokens"] = GOLDEN_EAGLE_STEPS
-    llm = LLM(str(BUNDLED / "target"), speculative_config=config)
+    llm = LLM(str(BUNDLED / "target"), speculative_config=config, head="dense")
     params = SamplingParams(max_tokens=96, ignore_eos=True)
     results = []
     for case in GOLDEN["cases"]:
@@ -96,7 +97,9 @@ END_OF_ONE_TREE, END_OF_TWO = 20, 40
 
 def accepted_per_pass(config, num_nodes, end=END_OF_ONE_TREE):
     """Tokens per pass of trees of `num_nodes` drafted nodes, counted as the replay counts."""
-    llm = LLM(str(BUNDLED / "target"), speculative_config={**config, "tree_nodes": num_nodes + 1})
+    llm = LLM(
+        str(BUNDLED / "target"), speculative_config={**config, "tree_nodes": num_nodes + 1}, head="dense"
+    )
     prompts = [{"prompt_token_ids": case["prompt_ids"]} for case in GOLDEN["cases"]]
     params = SamplingParams(max_tokens=96, ignore_eos=True)
     outputs = llm.generate(prompts, params, use_tqdm=False, record_rounds=True)

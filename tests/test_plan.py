@@ -62,6 +62,7 @@ PLAN_KEYS = {
     "max_step_rows",
     "tree_nodes",
     "head",
+    "draft_head",
     "num_windowed_layers",
     "page_tokens",
     "kv_page_bytes",

@@ -1,4 +1,4 @@
-// What every step of lm_head_screen shares: layouts, and from integer sums to bounds of logits.
+// What every step of lm_head_screen shares: layouts, and from integer sums to bounds or estimates of logits.
 //
 // Codes of the head lie in tiles of 64 channels, [chunk of 16 columns][8 groups of channels][8 channels][16 columns]: what
 // wgmma takes as core matrices, and what a warp reads in whole lines for mma. K is padded with zeros to 256.
@@ -34,6 +34,7 @@ struct ScreenParams {
     u32* survivors;          // [num_rows][max_survivors]
     u32* counts;             // [num_rows]: survivors, or NOT_SCREENED
     u64* best;               // [num_rows]: key of the largest exact logit
+    float* estimates;        // [num_rows][vocab_size], of a scan for estimates
     double order;            // relative error of the engine's order of sums
     double largest_norm;     // of a channel without NaN or infinity
     u32 num_rows;            // up to the kernel's
@@ -70,6 +71,12 @@ struct RowBound {
         : of_residual(stored.x), of_coded(stored.y), rest(stored.z), step(stored.w) {}
 };
 
+// What a scan is for.
+enum class ScanGoal : u32 {
+    BOUNDS,     // which channels could hold a row's largest logit
+    ESTIMATES,  // what the codes say that every logit is
+};
+
 // A group of 16 channels times eight rows, as an mma leaves it in a warp: a lane has channels g and g + 8 of rows 2t and
 // 2t + 1. `bounds` and `thresholds` are read ahead.
 struct ScreenGroup {
@@ -83,6 +90,29 @@ struct ScreenGroup {
 
     __device__ __forceinline__ u32 channel(u32 lane, u32 half) const { return group * 16 + lane / 4 + 8 * half; }
 
+    // What the codes say that a logit is: zero for channels and rows that have none.
+    __device__ __forceinline__ float centre(const RowBound& of_row, u32 half, int high, int low) const {
+        const float sum = static_cast<float>(255ll * high + low);
+        return bounds[half].x * sum * of_row.step;
+    }
+
+    // Writes down the estimates of rows `first_row` and on.
+    __device__ __forceinline__ void store(const ScreenParams& p, const float4* row_bounds, u32 first_row, u32 lane, const int (&high)[4],
+                                          const int (&low)[4]) const {
+#pragma unroll
+        for (u32 side = 0; side < 2; side++) {
+            const u32 row = first_row + lane % 4 * 2 + side;
+            if (row >= p.num_rows) continue;
+            const RowBound of_row(row_bounds[row]);
+            float* to = p.estimates + static_cast<u64>(row) * p.vocab_size;
+#pragma unroll
+            for (u32 half = 0; half < 2; half++) {
+                const u32 i = half * 2 + side, id = channel(lane, half);
+                if (id < p.vocab_size) to[id] = centre(of_row, half, high[i], low[i]);
+            }
+        }
+    }
+
     // Rows `first_row` and on. A threshold from the past only keeps more.
     __device__ __forceinline__ void note(const ScreenParams& p, const float4* row_bounds, u32 first_row, u32 lane, const int (&high)[4],
                                          const int (&low)[4], const u32 (&thresholds)[2]) const {
@@ -94,8 +124,7 @@ struct ScreenGroup {
 #pragma unroll
             for (u32 half = 0; half < 2; half++) {
                 const u32 i = half * 2 + side;
-                const float sum = static_cast<float>(255ll * high[i] + low[i]);
-                const float centre = bounds[half].x * sum * of_row.step;
+                const float centre = this->centre(of_row, half, high[i], low[i]);
                 const float radius = fmaf(bounds[half].y, of_row.of_residual, fmaf(bounds[half].z, of_row.of_coded, of_row.rest));
                 const u32 id = channel(lane, half);
                 const bool is_masked = p.mask_bits && row < p.num_rows && p.mask_bits[row * (p.num_channels() / 32) + id / 32] >> id % 32 & 1;

@@ -15,7 +15,7 @@ __device__ __forceinline__ void mma_m16n8k32(int (&d)[4], const u32 (&a)[4], u32
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-template <u32 ROWS>
+template <u32 ROWS, ScanGoal GOAL>
 __device__ __forceinline__ void screen_scan(const ScreenParams& p) {
     constexpr u32 ROW_GROUPS = ROWS / 8, COLUMN_GROUPS = 2 * ROW_GROUPS;
     __shared__ int halves[SCAN_WARPS / 2][COLUMN_GROUPS][4][WARP_LANES];
@@ -57,9 +57,13 @@ __device__ __forceinline__ void screen_scan(const ScreenParams& p) {
         }
 #pragma unroll
         for (u32 n = 0; n < ROW_GROUPS; n++) {
-            u32 thresholds[2];
-            read_thresholds(p, n * 8, lane, thresholds);
-            channels.note(p, row_bounds, n * 8, lane, sums[n], sums[ROW_GROUPS + n], thresholds);
+            if constexpr (GOAL == ScanGoal::ESTIMATES) {
+                channels.store(p, row_bounds, n * 8, lane, sums[n], sums[ROW_GROUPS + n]);
+            } else {
+                u32 thresholds[2];
+                read_thresholds(p, n * 8, lane, thresholds);
+                channels.note(p, row_bounds, n * 8, lane, sums[n], sums[ROW_GROUPS + n], thresholds);
+            }
         }
     }
 }

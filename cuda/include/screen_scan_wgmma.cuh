@@ -3,8 +3,8 @@
 //
 // A block keeps the codes of all rows for its part of K in shared memory and streams tiles of 64 channels past them, 128
 // columns a stage, through a ring that one lane fills. Two warpgroups take tiles in turn, so that one multiplies while the
-// other turns sums into bounds. Where the codes of 32 rows do not fit, two blocks of a cluster hold half of K each: for every
-// tile they exchange sums, and each decides every other group of eight rows.
+// other turns sums into bounds or estimates. Where the codes of all rows do not fit, two or four blocks of a cluster hold a part of
+// K each: for every tile they exchange sums, and each decides every second or fourth group of eight rows.
 #pragma once
 
 #include "screen.cuh"
@@ -41,6 +41,16 @@ __device__ __forceinline__ void wgmma_k32<32>(int (&d)[16], u64 a, u64 b) {
 }
 
 template <>
+__device__ __forceinline__ void wgmma_k32<96>(int (&d)[48], u64 a, u64 b) {
+    asm volatile(
+        "{ .reg .pred adds; setp.ne.u32 adds, %50, 0;"
+        "wgmma.mma_async.sync.aligned.m64n96k32.s32.s8.s8 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,"
+        "%40,%41,%42,%43,%44,%45,%46,%47}, %48, %49, adds; }"
+        : WGMMA_REGS_32(d, 0), WGMMA_REGS_16(d, 32) : "l"(a), "l"(b), "r"(1));
+}
+
+template <>
 __device__ __forceinline__ void wgmma_k32<64>(int (&d)[32], u64 a, u64 b) {
     asm volatile(
         "{ .reg .pred adds; setp.ne.u32 adds, %34, 0;"
@@ -53,21 +63,33 @@ __device__ __forceinline__ void wgmma_k32<64>(int (&d)[32], u64 a, u64 b) {
 template <u32 ROWS>
 struct ScanLayout {
     static constexpr u32 COLUMNS = 2 * ROWS, COLUMN_GROUPS = COLUMNS / 8, ROW_GROUPS = ROWS / 8;
-    // Sums of every other group of rows, high and low: a float4 for each thread.
-    static constexpr u32 INBOX_BYTES = ROW_GROUPS * GROUP_THREADS * 16;
+    // Sums of a group of rows, high and low: two float4 for each thread.
+    static constexpr u32 GROUP_BYTES = 2 * GROUP_THREADS * 16;
     u32 row_codes, ring, inbox, row_bounds, rows_full, ring_full, ring_empty, inbox_full, inbox_free, turns;
+    u32 inbox_bytes;  // of a consumer, of the block that decides most groups
 
     __device__ __forceinline__ ScanLayout(const ScreenParams& p, u32 start) {
         row_codes = start;
         ring = row_codes + p.num_chunks / p.cluster_blocks * COLUMNS * CHUNK_COLUMNS;
         inbox = ring + p.ring_slots * STAGE_BYTES;
-        row_bounds = inbox + (p.cluster_blocks > 1 ? NUM_CONSUMERS * INBOX_BYTES : 0);
+        inbox_bytes = (p.cluster_blocks - 1) * groups_of(p, 0) * GROUP_BYTES;
+        row_bounds = inbox + NUM_CONSUMERS * inbox_bytes;
         rows_full = row_bounds + ROWS * 16;
         ring_full = rows_full + 8;
         ring_empty = ring_full + p.ring_slots * 8;
         inbox_full = ring_empty + p.ring_slots * 8;
         inbox_free = inbox_full + NUM_CONSUMERS * 8;
         turns = inbox_free + NUM_CONSUMERS * 8;
+    }
+
+    // Groups of rows that block `part` of a cluster decides: `part` itself, and every cluster_blocks-th from there.
+    static __device__ __forceinline__ u32 groups_of(const ScreenParams& p, u32 part) {
+        return (ROW_GROUPS - part + p.cluster_blocks - 1) / p.cluster_blocks;
+    }
+
+    // What the others send a consumer of block `part` for a tile.
+    __device__ __forceinline__ u32 received_bytes(const ScreenParams& p, u32 part) const {
+        return (p.cluster_blocks - 1) * groups_of(p, part) * GROUP_BYTES;
     }
 };
 
@@ -142,37 +164,57 @@ __device__ __forceinline__ void multiply_tile(const ScreenParams& p, const ScanL
     if (lane == 0) barrier_arrive(shared.ring_empty + last_slot * 8);
 }
 
-// Sends sums of the groups of rows that the other block decides, and adds what it sends of one's own.
+// Sends sums of the groups of rows that other blocks decide, and adds what they send of one's own. Sums are integers: the order
+// in which they are added does not show.
 template <u32 ROWS>
-__device__ __forceinline__ void exchange_sums(const ScanLayout<ROWS>& shared, u32 part, u32 consumer, u32 turn, int (&sums)[ROWS]) {
-    const u32 thread = threadIdx.x % GROUP_THREADS, lane = thread % WARP_LANES, other = part ^ 1;
-    const u32 inbox = shared.inbox + consumer * shared.INBOX_BYTES + thread * 16;
+__device__ __forceinline__ void exchange_sums(const ScreenParams& p, const ScanLayout<ROWS>& shared, u32 part, u32 consumer, u32 turn,
+                                              int (&sums)[ROWS]) {
+    constexpr u32 ROW_GROUPS = ScanLayout<ROWS>::ROW_GROUPS, GROUP_BYTES = ScanLayout<ROWS>::GROUP_BYTES;
+    const u32 thread = threadIdx.x % GROUP_THREADS, lane = thread % WARP_LANES, blocks = p.cluster_blocks;
+    const u32 log2_blocks = blocks / 2;  // of 2 or 4
+    const u32 inbox = shared.inbox + consumer * shared.inbox_bytes + thread * 16;
     const u32 full = shared.inbox_full + consumer * 8, free = shared.inbox_free + consumer * 8;
     barrier_wait(free, turn & 1 ^ 1);
-    const u32 there = address_in_block(inbox, other), full_there = address_in_block(full, other);
 #pragma unroll
-    for (u32 n = 0; n < shared.COLUMN_GROUPS; n++) {
-        if ((n & 1) == part) continue;
-        const float4 value = {__int_as_float(sums[4 * n]), __int_as_float(sums[4 * n + 1]), __int_as_float(sums[4 * n + 2]),
-                              __int_as_float(sums[4 * n + 3])};
-        store_in_block(there + n / 2 * GROUP_THREADS * 16, value, full_there);
+    for (u32 n = 0; n < ROW_GROUPS; n++) {
+        const u32 decider = n & (blocks - 1);
+        if (decider == part) continue;
+        // A place for each sender, by its distance from the decider.
+        const u32 place = ((part - decider) & (blocks - 1)) - 1 + (n >> log2_blocks) * (blocks - 1);
+        const u32 there = address_in_block(inbox + place * GROUP_BYTES, decider), full_there = address_in_block(full, decider);
+#pragma unroll
+        for (u32 term = 0; term < 2; term++) {
+            const int* of_group = sums + 4 * (term * ROW_GROUPS + n);
+            const float4 value = {__int_as_float(of_group[0]), __int_as_float(of_group[1]), __int_as_float(of_group[2]),
+                                  __int_as_float(of_group[3])};
+            store_in_block(there + term * GROUP_THREADS * 16, value, full_there);
+        }
     }
     barrier_wait(full, turn & 1);
 #pragma unroll
-    for (u32 n = 0; n < shared.COLUMN_GROUPS; n++) {
-        if ((n & 1) != part) continue;
-        const uint4 value = load_shared_16(inbox + n / 2 * GROUP_THREADS * 16);
-        sums[4 * n] += static_cast<int>(value.x), sums[4 * n + 1] += static_cast<int>(value.y);
-        sums[4 * n + 2] += static_cast<int>(value.z), sums[4 * n + 3] += static_cast<int>(value.w);
+    for (u32 n = 0; n < ROW_GROUPS; n++) {
+        if ((n & (blocks - 1)) != part) continue;
+        for (u32 sender = 0; sender < blocks - 1; sender++) {
+            const u32 from = inbox + (sender + (n >> log2_blocks) * (blocks - 1)) * GROUP_BYTES;
+#pragma unroll
+            for (u32 term = 0; term < 2; term++) {
+                int* of_group = sums + 4 * (term * ROW_GROUPS + n);
+                const uint4 value = load_shared_16(from + term * GROUP_THREADS * 16);
+                of_group[0] += static_cast<int>(value.x), of_group[1] += static_cast<int>(value.y);
+                of_group[2] += static_cast<int>(value.z), of_group[3] += static_cast<int>(value.w);
+            }
+        }
     }
     __syncwarp();
-    // Ready for the next turn before the other block may know that it is.
-    if (thread == 0) barrier_expect(full, shared.INBOX_BYTES);
+    // Ready for the next turn before any other block may know that it is.
+    if (thread == 0) barrier_expect(full, shared.received_bytes(p, part));
     __syncwarp();
-    if (lane == 0) barrier_arrive_in_block(address_in_block(free, other));
+    if (lane == 0) {
+        for (u32 distance = 1; distance < blocks; distance++) barrier_arrive_in_block(address_in_block(free, (part + distance) & (blocks - 1)));
+    }
 }
 
-template <u32 ROWS>
+template <u32 ROWS, ScanGoal GOAL>
 __device__ __forceinline__ void decide_tiles(const ScreenParams& p, const ScanLayout<ROWS>& shared, u32 part, u32 consumer) {
     const TileRun run(p);
     const u32 warp = threadIdx.x % GROUP_THREADS / WARP_LANES, lane = threadIdx.x % WARP_LANES;
@@ -181,23 +223,25 @@ __device__ __forceinline__ void decide_tiles(const ScreenParams& p, const ScanLa
     for (u32 i = consumer; i < run.len; i += NUM_CONSUMERS) {
         const ScreenGroup channels(p, (run.first + i) * 4 + warp, lane);
         u32 thresholds[ScanLayout<ROWS>::ROW_GROUPS][2];
+        if constexpr (GOAL == ScanGoal::BOUNDS) {
 #pragma unroll
-        for (u32 n = 0; n < shared.ROW_GROUPS; n++) read_thresholds(p, n * 8, lane, thresholds[n]);
+            for (u32 n = 0; n < shared.ROW_GROUPS; n++) read_thresholds(p, n * 8, lane, thresholds[n]);
+        }
         int sums[ROWS] = {};
         // A barrier of the ring tells two phases apart and no more, so tiles are multiplied one after another.
         const u32 turn = i / NUM_CONSUMERS;
         barrier_wait(shared.turns + consumer * 8, turn & 1 ^ (consumer == 0));
         multiply_tile<ROWS>(p, shared, i, sums);
         if (lane == 0) barrier_arrive(shared.turns + (consumer ^ 1) * 8);
-        if (p.cluster_blocks > 1) exchange_sums<ROWS>(shared, part, consumer, turn, sums);
+        if (shared.ROW_GROUPS > 1 && p.cluster_blocks > 1) exchange_sums<ROWS>(p, shared, part, consumer, turn, sums);
 #pragma unroll
         for (u32 n = 0; n < shared.ROW_GROUPS; n++) {
-            // Column groups of high and low terms have the same parity: there are as many of each, an even number of them.
-            if (p.cluster_blocks > 1 && (n & 1) != part) continue;
+            if ((n & (p.cluster_blocks - 1)) != part) continue;
             int high[4], low[4];
 #pragma unroll
             for (u32 c = 0; c < 4; c++) high[c] = sums[4 * n + c], low[c] = sums[4 * (shared.ROW_GROUPS + n) + c];
-            channels.note(p, row_bounds, n * 8, lane, high, low, thresholds[n]);
+            if constexpr (GOAL == ScanGoal::ESTIMATES) channels.store(p, row_bounds, n * 8, lane, high, low);
+            else channels.note(p, row_bounds, n * 8, lane, high, low, thresholds[n]);
         }
     }
     // The block may leave once its last sums have been taken: then nobody reaches into it any more.
@@ -205,7 +249,7 @@ __device__ __forceinline__ void decide_tiles(const ScreenParams& p, const ScanLa
     if (p.cluster_blocks > 1 && num_turns > 0) barrier_wait(shared.inbox_free + consumer * 8, (num_turns - 1) & 1);
 }
 
-template <u32 ROWS>
+template <u32 ROWS, ScanGoal GOAL>
 __device__ __forceinline__ void screen_scan_wgmma(const ScreenParams& p) {
     extern __shared__ __align__(128) u8 shared_bytes[];
     const ScanLayout<ROWS> shared(p, shared_address(shared_bytes));
@@ -219,8 +263,8 @@ __device__ __forceinline__ void screen_scan_wgmma(const ScreenParams& p) {
         }
         for (u32 consumer = 0; consumer < NUM_CONSUMERS; consumer++) {
             barrier_init(shared.inbox_full + consumer * 8, 1);
-            barrier_expect(shared.inbox_full + consumer * 8, shared.INBOX_BYTES);
-            barrier_init(shared.inbox_free + consumer * 8, GROUP_THREADS / WARP_LANES);
+            barrier_expect(shared.inbox_full + consumer * 8, shared.received_bytes(p, part));
+            barrier_init(shared.inbox_free + consumer * 8, max(p.cluster_blocks - 1, 1) * GROUP_THREADS / WARP_LANES);
             barrier_init(shared.turns + consumer * 8, GROUP_THREADS / WARP_LANES);
         }
     }
@@ -237,9 +281,9 @@ __device__ __forceinline__ void screen_scan_wgmma(const ScreenParams& p) {
         wait_for_predecessors();
         if (threadIdx.x < WARP_LANES) {
             float4* row_bounds = reinterpret_cast<float4*>(__cvta_shared_to_generic(shared.row_bounds));
-            if (threadIdx.x < p.num_rows) row_bounds[threadIdx.x] = p.row_bounds[threadIdx.x];
+            for (u32 row = threadIdx.x; row < p.num_rows; row += WARP_LANES) row_bounds[row] = p.row_bounds[row];
             barrier_arrive(shared.rows_full);
         }
-        decide_tiles<ROWS>(p, shared, part, consumer);
+        decide_tiles<ROWS, GOAL>(p, shared, part, consumer);
     }
 }

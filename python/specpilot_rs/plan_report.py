@@ -126,7 +126,8 @@ def _head(plan: dict[str, Any]) -> Iterator[str]:
     yield f"{plan['architecture']}, {plan['num_parameters'] / 1e9:.3f} B parameters: {plan['model']}"
     if plan["drafter"] is not None:
         size = plan["num_drafter_parameters"] / 1e9
-        yield f"{plan['method']} drafter, {size:.3f} B parameters: {plan['drafter']}"
+        head = f", draft head: {plan['draft_head']}" if plan["draft_head"] else ""
+        yield f"{plan['method']} drafter, {size:.3f} B parameters{head}: {plan['drafter']}"
     yield (
         f"{plan['device']}: {human_bytes(plan['memory_bytes'])} {plan['memory_source']}, "
         f"of which {plan['gpu_memory_utilization']:g} = {human_bytes(plan['budget_bytes'])} for the engine; "

@@ -12,9 +12,9 @@ use super::{ContextRows, DraftAnchor, DraftRequest, Drafter, check_length};
 use crate::device::{Buffer, Device, Graphs};
 use crate::error::{DrafterError, Result};
 use crate::kernels::draft_block::{self, ContextsKey};
-use crate::model::DecoderWeights;
+use crate::model::Lent;
 use crate::options::WeightFormat;
-use crate::options::speculation::DraftScores;
+use crate::options::speculation::{DraftScores, HeadPrecision};
 use crate::weights::WeightSource;
 use crate::weights::checkpoint::Verification;
 
@@ -41,6 +41,8 @@ struct DraftKey {
     lists: [Option<u64>; 2],
     anchor_tokens: Option<u64>,
     num_levels: usize,
+    /// The target's, where it lends one.
+    head: HeadPrecision,
     has_selector: bool,
     /// `None` where a walk selects.
     selected_width: Option<usize>,
@@ -107,12 +109,7 @@ impl Drafter for BlockDrafter {
         self.contexts.release(slot);
     }
 
-    fn extend(
-        &mut self,
-        device: &Device,
-        _target: &DecoderWeights,
-        rows: ContextRows<'_>,
-    ) -> Result<()> {
+    fn extend(&mut self, device: &Device, _target: Lent<'_>, rows: ContextRows<'_>) -> Result<()> {
         self.started = None;
         let model = Model {
             config: &self.config,
@@ -130,7 +127,7 @@ impl Drafter for BlockDrafter {
     fn start(
         &mut self,
         device: &Device,
-        target: &DecoderWeights,
+        target: Lent<'_>,
         anchors: &[DraftAnchor],
         wanted: DraftRequest,
     ) -> Result<()> {
@@ -148,7 +145,7 @@ impl Drafter for BlockDrafter {
     fn propose(
         &mut self,
         device: &Device,
-        target: &DecoderWeights,
+        target: Lent<'_>,
         anchors: &[DraftAnchor],
         wanted: DraftRequest,
         proposals: &mut [Proposal],
@@ -206,7 +203,7 @@ impl BlockDrafter {
     fn draft(
         &mut self,
         device: &Device,
-        target: &DecoderWeights,
+        target: Lent<'_>,
         anchors: &[DraftAnchor],
         wanted: DraftRequest,
     ) -> Result<()> {
@@ -244,6 +241,7 @@ impl BlockDrafter {
             lists: self.block.lists(),
             anchor_tokens: self.head.list(),
             num_levels,
+            head: target.head(),
             has_selector: selector.is_some(),
             selected_width,
         };
@@ -256,7 +254,7 @@ impl BlockDrafter {
             ..
         } = self;
         graphs.run(device, key, || {
-            block.forward(device, model, contexts, &target.embed, anchors, num_levels)?;
+            block.forward(device, model, contexts, target.embed(), anchors, num_levels)?;
             let rows = DraftedRows {
                 anchors,
                 num_levels,

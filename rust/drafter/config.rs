@@ -230,6 +230,14 @@ impl DrafterConfig {
         matrices.map(|(name, _)| name).collect()
     }
 
+    /// Whether it drafts through the target's LM head.
+    pub fn reads_target_head(&self) -> bool {
+        match self {
+            Self::Block(config) => config.draft_vocab_size.is_none(),
+            Self::Eagle3(_) | Self::Ngram(_) => false,
+        }
+    }
+
     /// Target layers that are tapped.
     pub fn num_taps(&self) -> usize {
         match self {

@@ -12,7 +12,7 @@ use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::Epilogue;
 use crate::kernels::draft_select::{DraftSelect, DraftSelectArgs, LogitShape, Selector};
 use crate::kernels::shape_logits::{ShapeLogits, ShapeLogitsArgs};
-use crate::model::DecoderWeights;
+use crate::model::Lent;
 use crate::options::WeightFormat;
 use crate::weights::{Linear, WeightLoader};
 
@@ -208,7 +208,7 @@ impl DraftHead {
     pub(super) fn project(
         &mut self,
         device: &Device,
-        target: &DecoderWeights,
+        target: Lent<'_>,
         own: Option<&OwnHead>,
         rows: DraftedRows<'_>,
     ) -> Result<()> {

@@ -29,7 +29,7 @@ use crate::kernels::paths::{LaunchKey, RowPaths, row_bucket};
 use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::tree_attention::{self, KV_BLOCK};
 use crate::kernels::{Kernel, check_size};
-use crate::model::DecoderWeights;
+use crate::model::Lent;
 use crate::options::WeightFormat;
 use crate::options::speculation::DraftScores;
 use crate::weights::WeightSource;
@@ -217,7 +217,7 @@ impl Eagle3 {
     fn extend_chunk(
         &mut self,
         device: &Device,
-        target: &DecoderWeights,
+        target: Lent<'_>,
         rows: &ContextRows<'_>,
         chunk: std::ops::Range<usize>,
     ) -> Result<()> {
@@ -270,7 +270,7 @@ impl Eagle3 {
             weights: &self.weights,
             inverse_frequencies: &self.inverse_frequencies,
         };
-        let embed = self.weights.embed.as_ref().unwrap_or(&target.embed);
+        let embed = self.weights.embed.as_ref().unwrap_or(target.embed());
         let (waiting, cache, placed) = (&self.waiting, &mut self.cache, &self.entered);
         self.extensions.run(device, key, || {
             GatherTaps::run(
@@ -337,12 +337,7 @@ impl Drafter for Eagle3 {
         self.cache.release(&mut slot.tables);
     }
 
-    fn extend(
-        &mut self,
-        device: &Device,
-        target: &DecoderWeights,
-        rows: ContextRows<'_>,
-    ) -> Result<()> {
+    fn extend(&mut self, device: &Device, target: Lent<'_>, rows: ContextRows<'_>) -> Result<()> {
         self.slots[rows.slot].length.check_extends(&rows)?;
         check_size(GatherTaps::NAME, "taps", rows.taps.len(), self.taps.len())?;
         check_size(
@@ -365,7 +360,7 @@ impl Drafter for Eagle3 {
     fn propose(
         &mut self,
         device: &Device,
-        target: &DecoderWeights,
+        target: Lent<'_>,
         anchors: &[DraftAnchor],
         wanted: DraftRequest,
         proposals: &mut [Proposal],
@@ -440,7 +435,7 @@ impl Drafter for Eagle3 {
             }
             self.paths.finish(device)?;
             let token_ids: Vec<u32> = nodes.iter().map(|node| node.token_id).collect();
-            let embed = self.weights.embed.as_ref().unwrap_or(&target.embed);
+            let embed = self.weights.embed.as_ref().unwrap_or(target.embed());
             let context = TreeContext {
                 paths: &self.paths,
                 pages: (self.cache.k(0), self.cache.v(0)),

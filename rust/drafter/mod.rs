@@ -28,7 +28,7 @@ use std::path::Path;
 
 use crate::device::{Buffer, Device};
 use crate::error::Result;
-use crate::model::{DecoderWeights, ModelConfig};
+use crate::model::{Lent, ModelConfig};
 use crate::options::WeightFormat;
 use crate::options::speculation::DraftScores;
 use crate::weights::checkpoint::Verification;
@@ -117,12 +117,7 @@ pub trait Drafter: Send {
     /// # Errors
     /// [`ContextGap`](crate::error::DrafterError::ContextGap) unless the rows start where the context ends, and for
     /// verified rows after scratch rows; a [`KernelError`](crate::error::KernelError) when room was not reserved.
-    fn extend(
-        &mut self,
-        device: &Device,
-        target: &DecoderWeights,
-        rows: ContextRows<'_>,
-    ) -> Result<()>;
+    fn extend(&mut self, device: &Device, target: Lent<'_>, rows: ContextRows<'_>) -> Result<()>;
 
     /// Drops all scratch rows of `slot`: the context is again what the last verified rows made it.
     fn rollback(&mut self, slot: usize);
@@ -135,7 +130,7 @@ pub trait Drafter: Send {
     fn start(
         &mut self,
         _device: &Device,
-        _target: &DecoderWeights,
+        _target: Lent<'_>,
         _anchors: &[DraftAnchor],
         _wanted: DraftRequest,
     ) -> Result<()> {
@@ -152,7 +147,7 @@ pub trait Drafter: Send {
     fn propose(
         &mut self,
         device: &Device,
-        target: &DecoderWeights,
+        target: Lent<'_>,
         anchors: &[DraftAnchor],
         wanted: DraftRequest,
         proposals: &mut [Proposal],
@@ -192,8 +187,17 @@ pub fn open(
     load(source, config, target, taps, device, sizes)
 }
 
-/// Opens a planted drafter, its linear layers in `format` (BF16 beside an FP8 target, as published): its proposals are right
-/// as often as [`planted::PUBLISHED`] says, by `scripts`.
+/// How a planted drafter's linear layers are held beside a target's in `format`: as that is converted so is its drafter, but
+/// beside FP8 BF16 was published.
+pub fn planted_format(format: WeightFormat) -> WeightFormat {
+    match format {
+        WeightFormat::Fp8 | WeightFormat::Fp8W8A8 => WeightFormat::Bf16,
+        other => other,
+    }
+}
+
+/// Opens a planted drafter, its linear layers in `format`: its proposals are right as often as [`planted::PUBLISHED`] says, by
+/// `scripts`.
 ///
 /// # Errors
 /// As for [`open`], of which nothing about files applies.
@@ -214,10 +218,7 @@ pub fn open_planted(
     let taps = pairing::check(files, config, target)?;
     let source = Source {
         weights: WeightSource::Planted(weights),
-        format: match format {
-            WeightFormat::Fp8 | WeightFormat::Fp8W8A8 => WeightFormat::Bf16,
-            other => other,
-        },
+        format,
     };
     let inner = load(source, config, target, taps, device, sizes)?;
     let profile = planted::PUBLISHED;

@@ -11,7 +11,7 @@ use super::proposal::{Candidate, Proposal};
 use super::{ContextRows, DraftAnchor, DraftRequest, Drafter, check_length};
 use crate::device::Device;
 use crate::error::{DrafterError, OptionError, Result};
-use crate::model::DecoderWeights;
+use crate::model::Lent;
 use crate::options::PromptLookup;
 use crate::options::speculation::DraftScores;
 
@@ -137,12 +137,7 @@ impl Drafter for Ngram {
         self.slots[slot].length = ContextLength::default();
     }
 
-    fn extend(
-        &mut self,
-        _device: &Device,
-        _target: &DecoderWeights,
-        rows: ContextRows<'_>,
-    ) -> Result<()> {
+    fn extend(&mut self, _device: &Device, _target: Lent<'_>, rows: ContextRows<'_>) -> Result<()> {
         let slot = &mut self.slots[rows.slot];
         slot.length.check_extends(&rows)?;
         slot.token_ids.extend_from_slice(rows.token_ids);
@@ -159,7 +154,7 @@ impl Drafter for Ngram {
     fn propose(
         &mut self,
         _device: &Device,
-        _target: &DecoderWeights,
+        _target: Lent<'_>,
         anchors: &[DraftAnchor],
         wanted: DraftRequest,
         proposals: &mut [Proposal],

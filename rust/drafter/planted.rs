@@ -14,7 +14,7 @@ use super::{ContextRows, DraftAnchor, DraftRequest, Drafter};
 use crate::device::Device;
 use crate::error::Result;
 use crate::kernels::sample_rows::philox::draft_uniform;
-use crate::model::DecoderWeights;
+use crate::model::Lent;
 use crate::weights::checkpoint::Verification;
 
 /// How often a position's candidates are right. Positions are of two kinds, as texts are easy or hard to go on; of a
@@ -160,12 +160,7 @@ impl Drafter for PlantedDrafter {
         self.inner.release(slot);
     }
 
-    fn extend(
-        &mut self,
-        device: &Device,
-        target: &DecoderWeights,
-        rows: ContextRows<'_>,
-    ) -> Result<()> {
+    fn extend(&mut self, device: &Device, target: Lent<'_>, rows: ContextRows<'_>) -> Result<()> {
         self.inner.extend(device, target, rows)?;
         let text = &mut self.texts[rows.slot];
         text.token_ids.extend_from_slice(rows.token_ids);
@@ -183,7 +178,7 @@ impl Drafter for PlantedDrafter {
     fn start(
         &mut self,
         device: &Device,
-        target: &DecoderWeights,
+        target: Lent<'_>,
         anchors: &[DraftAnchor],
         wanted: DraftRequest,
     ) -> Result<()> {
@@ -193,7 +188,7 @@ impl Drafter for PlantedDrafter {
     fn propose(
         &mut self,
         device: &Device,
-        target: &DecoderWeights,
+        target: Lent<'_>,
         anchors: &[DraftAnchor],
         wanted: DraftRequest,
         proposals: &mut [Proposal],

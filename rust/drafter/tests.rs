@@ -10,6 +10,8 @@ use super::config::NgramConfig;
 use super::proposal::{Candidate, Children, ListId};
 use super::*;
 use crate::error::{DrafterError, Error};
+use crate::kernels::lm_head_screen::ScreenedHead;
+use crate::model::DecoderWeights;
 use crate::options::WeightFormat;
 use crate::weights::Checkpoint;
 use crate::weights::raw_safetensors::{RawTensor, copy, demo_target, edit_json, edit_tensors};
@@ -42,6 +44,19 @@ pub(super) struct Target {
     pub(super) config: ModelConfig,
     pub(super) weights: DecoderWeights,
     pub(super) device: Device,
+    screened: ScreenedHead,
+}
+
+impl Target {
+    /// What it lends to be drafted by its exact logits.
+    pub(super) fn lent(&self) -> Lent<'_> {
+        Lent::new(&self.weights, None)
+    }
+
+    /// What it lends to be drafted by estimates of them.
+    pub(super) fn lent_with_estimates(&self) -> Lent<'_> {
+        Lent::new(&self.weights, Some(&self.screened))
+    }
 }
 
 pub(super) fn target() -> &'static Target {
@@ -51,8 +66,10 @@ pub(super) fn target() -> &'static Target {
         let checkpoint = Checkpoint::open(&demo_target()).unwrap();
         let device = Device::host(None).unwrap();
         let format = WeightFormat::Auto;
+        let weights = DecoderWeights::load(&device, &checkpoint, &config, format, false).unwrap();
         Target {
-            weights: DecoderWeights::load(&device, &checkpoint, &config, format, false).unwrap(),
+            screened: ScreenedHead::new(weights.head_bf16().unwrap()),
+            weights,
             config,
             device,
         }
@@ -122,9 +139,7 @@ pub(super) fn append(
     (taps, rows): (&[Buffer<f32>], &[u32]),
     standing: Standing,
 ) -> Result<()> {
-    let Target {
-        weights, device, ..
-    } = target();
+    let target = target();
     let num_taps = drafter.taps().len();
     let rows = ContextRows {
         slot,
@@ -134,7 +149,7 @@ pub(super) fn append(
         token_ids: &tokens(seed, first_position, rows.len()),
         standing,
     };
-    drafter.extend(device, weights, rows)
+    drafter.extend(&target.device, target.lent(), rows)
 }
 
 pub(super) fn extend(
@@ -176,11 +191,18 @@ pub(super) fn propose(
     anchors: &[DraftAnchor],
     wanted: DraftRequest,
 ) -> Result<Vec<Proposal>> {
-    let Target {
-        weights, device, ..
-    } = target();
+    propose_by(drafter, target().lent(), anchors, wanted)
+}
+
+/// Proposals by what `lent` says.
+pub(super) fn propose_by(
+    drafter: &mut dyn Drafter,
+    lent: Lent<'_>,
+    anchors: &[DraftAnchor],
+    wanted: DraftRequest,
+) -> Result<Vec<Proposal>> {
     let mut proposals = vec![Proposal::default(); anchors.len()];
-    drafter.propose(device, weights, anchors, wanted, &mut proposals)?;
+    drafter.propose(&target().device, lent, anchors, wanted, &mut proposals)?;
     Ok(proposals)
 }
 
@@ -350,6 +372,18 @@ fn requests_do_not_see_each_other() {
             assert_eq!(&alone[0], expected, "{name}, slot {}", anchor.slot);
         }
         assert_ne!(together[0], together[2]);
+        let wanted = wanted(NUM_DRAFT_TOKENS, scores);
+        let mut by_estimates = |anchors: &[_]| {
+            let lent = target().lent_with_estimates();
+            propose_by(&mut *drafter, lent, anchors, wanted).unwrap()
+        };
+        let estimated = by_estimates(&anchors);
+        for (anchor, expected) in anchors.iter().zip(&estimated) {
+            let alone = by_estimates(&[*anchor]);
+            assert_eq!(&alone[0], expected, "{name}, slot {}", anchor.slot);
+        }
+        let has_own_logits = matches!(name, "eagle3" | "ngram");
+        assert_eq!(estimated == together, has_own_logits, "{name}");
     }
 }
 
@@ -422,8 +456,9 @@ fn input_embeddings_are_scaled() {
         let mut proposals = [Proposal::default()];
         let wanted = wanted(NUM_DRAFT_TOKENS, Marginal);
         let anchors = [anchor(0, 40, 70)];
+        let lent = Lent::new(weights, None);
         drafter
-            .propose(&target().device, weights, &anchors, wanted, &mut proposals)
+            .propose(&target().device, lent, &anchors, wanted, &mut proposals)
             .unwrap();
         proposals
     };

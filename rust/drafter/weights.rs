@@ -179,7 +179,7 @@ impl BlockWeights {
             fc: tensors.linear(
                 config.fc_name(),
                 [config.hidden_size, config.taps_dim()],
-                WeightFormat::Auto,
+                format,
             )?,
             hidden_norm: tensors.tensor_f32(config.hidden_norm_name(), &[config.hidden_size])?,
             layers: (0..config.layers.len())

@@ -105,7 +105,7 @@ impl Planned<'_> {
         footprint
             .weights
             .settle(weights.num_bytes() as u64, weights.q_view_bytes() as u64);
-        let plan = EnginePlan::resolve(limits, footprint, budget)?;
+        let mut plan = EnginePlan::resolve(limits, footprint, budget)?;
         let sizes = plan.limits.drafter_sizes(&config, plan.num_kv_pages.whole);
         let open = |drafter: &DrafterConfig| {
             device.install(|| match origin {
@@ -115,7 +115,7 @@ impl Planned<'_> {
                     scripts,
                     ..
                 } => {
-                    let scripts = scripts.clone();
+                    let (scripts, format) = (scripts.clone(), drafter::planted_format(format));
                     drafter::open_planted(
                         weights, format, scripts, drafter, &config, &device, sizes,
                     )
@@ -123,6 +123,8 @@ impl Planned<'_> {
             })
         };
         let drafter = draft_config.as_ref().map(open).transpose()?;
+        plan.footprint.drafter.weights =
+            drafter.as_ref().map_or(0, |drafter| drafter.weight_bytes());
         let caches = SequenceCaches::new(
             &device,
             &layer_caches(&config),
@@ -264,6 +266,7 @@ impl Engine {
             headers,
             drafter: draft_config.as_ref(),
             drafter_headers,
+            drafter_format: drafter::planted_format(format),
             limits: &limits,
             format,
             backend: device.backend(),

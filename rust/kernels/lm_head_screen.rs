@@ -22,12 +22,14 @@
 //! On CUDA the order of sums is another, and so is its error: see `cuda`.
 
 mod cuda;
+mod estimates;
 mod head;
 mod head_codes;
 mod rescore;
 mod rows;
 mod scan;
 mod scan_config;
+mod scan_launch;
 
 use super::greedy_argmax::check_masks;
 use super::masked_ids::MaskedIds;
@@ -39,6 +41,7 @@ use crate::device::{Buffer, HostDevice};
 use crate::error::KernelError;
 
 pub use cuda::enqueue;
+pub use estimates::{LogitEstimates, LogitEstimatesArgs};
 pub use head::ScreenedHead;
 pub use head_codes::ScreenScan;
 pub use rows::Interval;
@@ -126,7 +129,7 @@ fn screen(device: &HostDevice, isa: Isa, args: LmHeadScreenArgs<'_>) {
     let k = args.exact.in_features();
     let x = &args.x.host()[..args.num_rows * k];
     let mut screened = Vec::new();
-    let mut scan_rows = Vec::new();
+    let (mut coded_rows, mut masked) = (Vec::new(), Vec::new());
     for (row, x) in x.chunks_exact(k).enumerate() {
         (args.survivors[row], args.fell_back[row]) = (0, true);
         if let Some(mut coded) = rows::CodedRow::new(x, args.head) {
@@ -134,16 +137,14 @@ fn screen(device: &HostDevice, isa: Isa, args: LmHeadScreenArgs<'_>) {
                 coded.take_for_exact();
             }
             screened.push(row);
-            scan_rows.push(scan::ScanRow {
-                coded,
-                masked: mask_bits(args.masked.row(row), args.exact.out_features()),
-            });
+            coded_rows.push(coded);
+            masked.push(mask_bits(args.masked.row(row), args.exact.out_features()));
         }
     }
     let with_gap = args.top2_gap.is_some();
     let mut candidates = Vec::new();
-    if !scan_rows.is_empty() {
-        candidates = scan::scan(device, isa, args.head, &scan_rows, with_gap);
+    if !coded_rows.is_empty() {
+        candidates = scan::scan(device, isa, args.head, &coded_rows, &masked, with_gap);
     }
     let limit = most_survivors(args.exact.out_features());
     let mut survivors = Vec::new();

@@ -27,6 +27,7 @@ use crate::weights::linear::{Linear, multiply_together};
 use super::attention::AttentionLayer;
 use super::config::{LayerConfig, ModelConfig};
 use super::head::{Head, HeadPath, TokenChoices};
+use super::lent::Lent;
 use super::stock::{StockPass, StockWorkspace};
 use super::tail::{AttentionTail, LayerTail, PassTail};
 use super::weights::{DecoderWeights, LayerWeights, MixerWeights};
@@ -153,9 +154,14 @@ impl Decoder {
         &self.config
     }
 
-    /// The model's weights; a drafter reads embedding and head.
+    /// The model's weights.
     pub fn weights(&self) -> &DecoderWeights {
         &self.weights
+    }
+
+    /// What a drafter reads of them.
+    pub fn lent(&self) -> Lent<'_> {
+        Lent::new(&self.weights, self.head.screened())
     }
 
     /// Whether forwards keep taps, as they do at first: plain decoding on an engine with a drafter reads none.
@@ -584,12 +590,7 @@ impl ResidualProbe {
 }
 
 fn row_norms(rows: &[f32], width: usize) -> Vec<f32> {
-    rows.chunks_exact(width)
-        .map(|row| {
-            row.iter()
-                .map(|&x| f64::from(x) * f64::from(x))
-                .sum::<f64>()
-                .sqrt() as f32
-        })
-        .collect()
+    let square = |&x: &f32| f64::from(x) * f64::from(x);
+    let norm = |row: &[f32]| row.iter().map(square).sum::<f64>().sqrt() as f32;
+    rows.chunks_exact(width).map(norm).collect()
 }

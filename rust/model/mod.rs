@@ -8,6 +8,7 @@ pub mod decoder;
 pub mod families;
 mod gdn;
 pub mod head;
+pub mod lent;
 pub mod stock;
 mod tail;
 pub mod tensor_role;
@@ -15,4 +16,5 @@ pub mod weights;
 mod workspace;
 
 pub use config::ModelConfig;
+pub use lent::Lent;
 pub use weights::DecoderWeights;

@@ -63,17 +63,17 @@ impl FromStr for TreePolicy {
     }
 }
 
-/// The LM head of Q passes, whose choices mark a path and decide nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QHead {
-    /// That of exact passes.
+/// How exact an LM head is where it decides nothing: in Q passes, whose choices mark a path, and in drafts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HeadPrecision {
+    /// As in exact passes.
     Exact,
     /// The INT8 copy that exact passes screen with, taken at its word.
     Int8,
 }
 
-impl QHead {
-    /// The value of the option `q_head`.
+impl HeadPrecision {
+    /// What reports call it, and the value of the option `q_head`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Exact => "exact",
@@ -101,7 +101,9 @@ pub struct SpeculationPlan {
     /// followed by a draft from its end.
     pub trees: Vec<TreePlan>,
     /// What greedy choices of a Q pass go by.
-    pub q_head: QHead,
+    pub q_head: HeadPrecision,
+    /// What drafts through the target's LM head go by; `None` where none do.
+    pub draft_head: Option<HeadPrecision>,
 }
 
 impl SpeculationPlan {
@@ -109,7 +111,8 @@ impl SpeculationPlan {
     pub fn plain() -> Self {
         Self {
             trees: vec![TreePlan::PLAIN],
-            q_head: QHead::Exact,
+            q_head: HeadPrecision::Exact,
+            draft_head: None,
         }
     }
 

@@ -123,6 +123,7 @@ impl DeploymentPlan {
                 headers: headers.as_ref(),
                 drafter: drafter.as_ref(),
                 drafter_headers: drafter_headers.as_ref(),
+                drafter_format: WeightFormat::Auto,
                 limits: &limits,
                 format,
                 backend,

@@ -42,6 +42,8 @@ pub struct Holdings<'a> {
     pub drafter: Option<&'a DrafterConfig>,
     /// Headers of its checkpoint, where there is one.
     pub drafter_headers: Option<&'a Checkpoint>,
+    /// How its linear layers are held where there is none.
+    pub drafter_format: WeightFormat,
     /// Limits that size slots and passes.
     pub limits: &'a Limits,
     /// How linear layers are held.
@@ -121,7 +123,8 @@ impl Footprint {
                 let sizes = limits.drafter_sizes(config, 0);
                 let backend = holdings.backend;
                 drafter.bytes(&sizes, backend, ACTIVATION_BYTES, |name, rows, columns| {
-                    stored_bytes(holdings.drafter_headers, name, [rows, columns], backend)
+                    let (headers, format) = (holdings.drafter_headers, holdings.drafter_format);
+                    stored_bytes(headers, format, name, [rows, columns], backend)
                 })
             }),
             kv_page: PerSpan {

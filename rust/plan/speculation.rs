@@ -9,7 +9,7 @@ use crate::kernels::paths::MAX_PATH_ROWS;
 use crate::model::head::HeadPath;
 use crate::options::EngineOptions;
 use crate::options::speculation::{
-    DraftScores, QHead, SpeculationPlan, TreePlan, TreePolicy, VerifyCosts,
+    DraftScores, HeadPrecision, SpeculationPlan, TreePlan, TreePolicy, VerifyCosts,
 };
 
 /// Rows of a tree when nothing is said: acceptance gains little beyond, cost grows with every row.
@@ -88,8 +88,8 @@ pub(super) fn resolve(
     };
     let has_estimates = head == HeadPath::Screened && backend == Backend::Host;
     let q_head = match (options.q_head.as_str(), has_estimates) {
-        ("exact", _) | ("auto", false) => QHead::Exact,
-        (_, true) => QHead::Int8,
+        ("exact", _) | ("auto", false) => HeadPrecision::Exact,
+        (_, true) => HeadPrecision::Int8,
         (_, false) => {
             let why = match backend {
                 Backend::Host => "where head is dense, which makes no INT8 copy",
@@ -106,6 +106,10 @@ pub(super) fn resolve(
     let plan = SpeculationPlan {
         trees: (0..=options.q_passes).map(tree).collect::<Result<_>>()?,
         q_head,
+        draft_head: drafter.reads_target_head().then_some(match head {
+            HeadPath::Screened => HeadPrecision::Int8,
+            HeadPath::Dense => HeadPrecision::Exact,
+        }),
     };
     match &verify_costs {
         Some(costs) if costs.max_rows() < plan.pass_rows() => Err(OptionError::Value {

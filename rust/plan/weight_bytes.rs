@@ -192,15 +192,21 @@ fn assumed_escapes(rows: usize, columns: usize) -> Option<usize> {
     W12Matrix::pays(rows, columns, num_escapes).then_some(num_escapes)
 }
 
-/// Bytes that a linear layer `name` takes on `backend` when it is held as its file, with `headers`, stores it; BF16
-/// without them.
+/// Bytes that a linear layer `name` takes on `backend` when it is held as its file, with `headers`, stores it; without them
+/// as an estimate in W12 where `format` is that, else as BF16.
 pub fn stored_bytes(
     headers: Option<&Checkpoint>,
+    format: WeightFormat,
     name: &str,
     [rows, columns]: [usize; 2],
     backend: Backend,
 ) -> usize {
-    match headers.and_then(|headers| headers.num_stored_escapes(name)) {
+    let num_escapes = match (headers, format) {
+        (Some(headers), _) => headers.num_stored_escapes(name),
+        (None, WeightFormat::W12) => assumed_escapes(rows, columns),
+        (None, _) => None,
+    };
+    match num_escapes {
         Some(num_escapes) => PackedW12::num_bytes_of(backend, rows, columns, num_escapes),
         None => PackedBf16::num_bytes_of(backend, rows, columns),
     }

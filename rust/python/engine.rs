@@ -15,7 +15,7 @@ use crate::engine::{self, Record};
 use crate::error::{DeviceError, InternalError, Result};
 use crate::kernels::kv_span::PerSpan;
 use crate::model::ModelConfig;
-use crate::options::speculation::{SpeculationPlan, TreePlan, VerifyCosts};
+use crate::options::speculation::{HeadPrecision, SpeculationPlan, TreePlan, VerifyCosts};
 use crate::options::{EngineOptions, KernelSet, PromptLookup};
 use crate::plan::footprint::ACTIVATION_DTYPE;
 use crate::planted::PlantedPair;
@@ -408,6 +408,10 @@ impl Description {
         dict.set_item("q_passes", speculation.q_passes())?;
         let has_q_passes = speculation.q_passes() > 0;
         dict.set_item("q_head", has_q_passes.then(|| speculation.q_head.name()))?;
+        dict.set_item(
+            "draft_head",
+            speculation.draft_head.map(HeadPrecision::name),
+        )?;
         let draft_lengths = sizes(py, speculation, |tree| tree.num_draft_tokens)?;
         dict.set_item("num_speculative_tokens", draft_lengths)?;
         let min_confidence = speculation.trees[0].min_confidence;

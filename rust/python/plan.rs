@@ -8,6 +8,7 @@ use pyo3::types::PyDict;
 use crate::kernels::tree_attention::KV_BLOCK;
 use crate::model::config::AttentionConfig;
 use crate::options::DeviceChoice;
+use crate::options::speculation::HeadPrecision;
 use crate::plan::deployment::{DeploymentPlan, FormatPlan, Setting};
 use crate::plan::footprint::{ACTIVATION_DTYPE, Footprint};
 use crate::plan::size::parse_size;
@@ -74,6 +75,8 @@ fn deployment_dict<'py>(py: Python<'py>, plan: &DeploymentPlan) -> PyResult<Boun
         "tree_nodes",
         sizes(py, &limits.speculation, |t| t.tree_nodes)?,
     )?;
+    let draft_head = limits.speculation.draft_head.map(HeadPrecision::name);
+    dict.set_item("draft_head", draft_head)?;
     let has_window = |attention: &&AttentionConfig| attention.window.is_some();
     let num_windowed = config.attention_layers().filter(has_window).count();
     dict.set_item("num_windowed_layers", num_windowed)?;

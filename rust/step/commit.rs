@@ -76,7 +76,7 @@ pub fn commit(
                 standing: Standing::Verified,
             };
             drafter.rollback(entry.slot);
-            drafter.extend(device, target.weights(), rows)?;
+            drafter.extend(device, target.lent(), rows)?;
         }
         let request = &mut requests[entry.index];
         if let Some(records) = &records {

@@ -83,7 +83,7 @@ pub fn start_next(
         token_id: request.token_ids[request.committed_len],
         position: request.committed_len,
     };
-    let target = pair.target.weights();
+    let target = pair.target.lent();
     drafter.start(&pair.device, target, &[anchor], wanted(&plan.trees[0]))
 }
 
@@ -118,7 +118,7 @@ pub fn propose(pair: &mut ModelPair, plan: &TreePlan, stems: Stems) -> Result<Pr
     let kept = &mut pair.workspace.proposals;
     kept.resize_with(kept.len().max(anchors.len()), Proposal::default);
     if let (Some(drafter), false) = (&mut pair.drafter, anchors.is_empty()) {
-        let target = pair.target.weights();
+        let target = pair.target.lent();
         let proposals = &mut kept[..anchors.len()];
         drafter.propose(&pair.device, target, &anchors, wanted(plan), proposals)?;
     }

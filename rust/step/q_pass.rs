@@ -9,7 +9,7 @@ use crate::drafter::{ContextRows, Standing};
 use crate::error::Result;
 use crate::kernels::lm_head_screen::HeadScores;
 use crate::kernels::w12_matmul::WeightView;
-use crate::options::speculation::QHead;
+use crate::options::speculation::HeadPrecision;
 use crate::request::Request;
 
 use super::choose::{ChosenRows, HeadRow, HeadRows};
@@ -26,7 +26,7 @@ use super::verify;
 pub fn mark(
     pair: &mut ModelPair,
     requests: &[Request],
-    head: QHead,
+    head: HeadPrecision,
     trees: TokenTrees,
 ) -> Result<Stems> {
     let TokenTrees {
@@ -47,8 +47,8 @@ pub fn mark(
         });
     }
     let scores = match head {
-        QHead::Exact => HeadScores::Logits,
-        QHead::Int8 => HeadScores::Estimates,
+        HeadPrecision::Exact => HeadScores::Logits,
+        HeadPrecision::Int8 => HeadScores::Estimates,
     };
     let rows = looked_at.iter().map(|&i| (&batch.entries[i], &trees[i]));
     verify::forward(pair, WeightView::Q, rows, None)?;
@@ -106,7 +106,7 @@ pub fn mark(
                 token_ids: &token_ids[..rows.len()],
                 standing: Standing::Scratch,
             };
-            drafter.extend(device, target.weights(), context)?;
+            drafter.extend(device, target.lent(), context)?;
         }
     }
     clock.lap(device, Stage::Mark)?;

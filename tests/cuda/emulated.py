@@ -61,6 +61,11 @@ PARTS = (
         ),
         orders=("first", "late"),
     ),
+    Part(
+        "engine, drafts by estimates",
+        ("test_engine.py::test_drafts_by_estimates_are_of_each_request_and_change_no_token",),
+        orders=("late",),
+    ),
     Part("engine, a whole chunk", ("test_engine.py::test_a_whole_chunk_behind_other_rows_ends",)),
     Part(
         "engine, families",
@@ -102,7 +107,12 @@ PARTS = (
             "test_attention_kernel.py::test_heads_that_no_block_holds_are_refused",
         ),
     ),
-    of_groups("heads", "screened head", "screened head, wide"),
+    of_groups(
+        "heads",
+        "screened head",
+        "screened head, wide",
+        more=("test_screened_head_kernel.py::test_estimates_are_always_numbers",),
+    ),
     of_groups(
         "matmuls",
         "matmul",

@@ -203,6 +203,12 @@ GROUPS = (
             "test_both_scans_keep_the_same_channels",
             "test_masks_and_equal_rows",
             "test_gaps_are_those_of_the_logits",
+            "test_estimates_of_all_logits[203-300-5-auto]",
+            "test_estimates_of_all_logits[203-300-5-mma]",
+            "test_estimates_of_all_logits[130-700-16-auto]",
+            "test_estimates_of_all_logits[70-512-40-mma]",
+            "test_estimates_of_all_logits[150-5120-20-auto]",
+            "test_estimates_of_all_logits[150-5120-40-auto]",
         ),
     ),
     Group(

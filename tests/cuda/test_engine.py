@@ -317,6 +317,25 @@ def test_drafts_made_ahead_are_those_made_in_turn(drafter: str, prompts: list[st
             assert [getattr(r, name) for r in rounds] == [getattr(r, name) for r in others], name
 
 
+def test_drafts_by_estimates_are_of_each_request_and_change_no_token(prompts: list[str]) -> None:
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    config = {**DRAFTERS["dflash2"], "tree_nodes": 16}
+    texts = []
+    for head, draft_head in (("dense", "exact"), ("screened", "int8")):
+        llm = demo(config, max_num_seqs=2, head=head)
+        assert llm.describe()["draft_head"] == draft_head
+        alone = [
+            llm.generate([prompt], params, use_tqdm=False, record_rounds=True)[0] for prompt in prompts[:2]
+        ]
+        together = llm.generate(prompts[:2], params, use_tqdm=False, record_rounds=True)
+        for one, beside in zip(alone, together, strict=True):
+            drafts = [[r.draft_token_ids for r in output.rounds] for output in (one, beside)]
+            assert drafts[0] == drafts[1]
+        texts.append([output.outputs[0].token_ids for output in together])
+        assert mean_acceptance_length(together) > 1.5
+    assert texts[0] == texts[1]
+
+
 def test_an_engine_switches_while_its_launches_are_replayed(prompts: list[str], plain: list[Any]) -> None:
     """Launches captured for one way to decode neither serve another nor are lost to it."""
     config = {**DRAFTERS["dflash2"], "tree": "ddtree", "tree_nodes": 32, "q_passes": 1}

@@ -153,3 +153,58 @@ def test_gaps_are_those_of_the_logits() -> None:
     assert gaps is not None
     np.testing.assert_array_equal(gaps, logits[:, -1] - logits[:, -2])
     np.testing.assert_array_equal(best, logits[:, -1])
+
+
+def estimates_of(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """What the codes say, operation by operation as the device does: integer sums, then products in fp32."""
+    one, most = np.float32(1), np.float32(255 * 127 + 127)
+    rows, channels = from_bits(to_bits(x)), from_bits(weight)
+    scale = (np.abs(channels).max(1).astype(np.float64) / 127).astype(np.float32)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        codes = np.clip(np.rint(channels * (1 / scale.astype(np.float64)[:, None])), -127, 127)
+        step = (np.abs(rows).max(1).astype(np.float64) / float(most)).astype(np.float32)
+        terms = np.clip(np.rint(rows * (one / step)[:, None]), -most, most)
+    # An undefined code is one of a channel or a row of zeros.
+    codes, terms = (np.nan_to_num(values).astype(np.int64) for values in (codes, terms))
+    return scale * (terms @ codes.T).astype(np.float32) * step[:, None]
+
+
+@pytest.mark.parametrize("scan", ["auto", "mma"])
+@pytest.mark.parametrize(
+    ("n", "k", "num_rows"),
+    [
+        (203, 300, 5),
+        (130, 700, 16),
+        (70, 512, 40),
+        (150, 5120, 20),
+        (150, 5120, 40),
+        (8000, 5120, 30),
+        (3000, 8192, 33),
+    ],
+)
+def test_estimates_of_all_logits(n: int, k: int, num_rows: int, scan: str) -> None:
+    """To the bit, near the logits, and of each row alone; what has no codes is at zero."""
+    rng = np.random.default_rng([n, k, num_rows, 2])
+    weight, x = plain(rng, n, k), normal(rng, num_rows, k)
+    weight[[0, n - 1]] = 0
+    x[num_rows // 2] *= np.float32(1e-6)
+    estimates = kernels.lm_head_estimates(x, weight, scan=scan, **GPU)
+    np.testing.assert_array_equal(estimates, estimates_of(x, weight))
+    logits = from_bits(to_bits(x)).astype(np.float64) @ from_bits(weight).astype(np.float64).T
+    assert (np.abs(estimates - logits).max(1) < 0.05 * logits.std(1)).all()
+    last = kernels.lm_head_estimates(x[-3:].copy(), weight, scan=scan, **GPU)
+    np.testing.assert_array_equal(last.view(np.uint32), estimates[-3:].view(np.uint32))
+    odd = x.copy()
+    odd[0], odd[1, 7], odd[2, k - 1] = 0, np.nan, -np.inf
+    others = kernels.lm_head_estimates(odd, weight, scan=scan, **GPU)
+    assert not others[:3].any()
+    np.testing.assert_array_equal(others[3:].view(np.uint32), estimates[3:].view(np.uint32))
+
+
+@pytest.mark.parametrize("scan", ["auto", "mma"])
+@pytest.mark.parametrize("head", [*HEADS, small])
+def test_estimates_are_always_numbers(head: Head, scan: str) -> None:
+    rng = np.random.default_rng(11)
+    weight = head(rng, 100, 90)
+    x = activations(rng, weight)[:150]
+    assert np.isfinite(kernels.lm_head_estimates(x, weight, scan=scan, **GPU)).all()

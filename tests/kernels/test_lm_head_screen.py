@@ -252,3 +252,33 @@ def test_rows_without_estimates_are_decided_densely():
     assert fell_back.tolist() == [False, True, True, False]
     assert (ids[1], best[1]) == (2, 0)
     assert not np.isfinite(best[2])
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 33])
+@pytest.mark.parametrize("head", HEADS)
+def test_estimates_of_all_logits_are_the_centres(head, num_rows):
+    """To the bit; whatever has no codes is at zero, and leaves the others alone."""
+    rng = np.random.default_rng([num_rows, 4])
+    n, k = 1003, 70
+    weight, x = head(rng, n, k), normal(rng, num_rows, k)
+    if head in (huge, with_nan_and_infinity):
+        x *= np.float32(1e-20)
+    centres = kernels.lm_head_intervals(x, weight)[:, 0].reshape(num_rows, n).astype(np.float32)
+    np.testing.assert_array_equal(kernels.lm_head_estimates(x, weight), centres)
+    odd = np.insert(x, 0, normal(rng, 3, k), 0)
+    odd[0] = 0
+    odd[1, 3], odd[2, k - 1] = np.nan, np.inf
+    estimates = kernels.lm_head_estimates(odd, weight)
+    assert not estimates[:3].any()
+    np.testing.assert_array_equal(estimates[3:], centres)
+
+
+def test_estimates_are_shared_out_among_threads():
+    """As many weights as make a scan worth it."""
+    rng = np.random.default_rng(9)
+    weight, x = plain(rng, 9001, 200), normal(rng, 6, 200)
+    estimates = kernels.lm_head_estimates(x, weight)
+    centres = kernels.lm_head_intervals(x, weight)[:, 0].reshape(6, -1).astype(np.float32)
+    np.testing.assert_array_equal(estimates, centres)
+    logits = kernels.bf16_matmul(x, weight)
+    assert np.abs(estimates - logits).max() < 0.05 * logits.std()

@@ -32,6 +32,9 @@ STAGES = (
 )
 """Parts of a step in the order of a picture's bars."""
 
+PLANNED = ("weight_format", "head", "draft_head", "tree", "tree_nodes", "q_passes")
+"""What a report repeats of the plan."""
+
 
 def build_timing_report(run: TimingRun, settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """Makes the report of what a run has found so far.
@@ -81,7 +84,10 @@ def _preset(timing: PresetTiming, random: np.random.Generator) -> dict[str, Any]
         "name": preset.name,
         "about": preset.about,
         "kernels": preset.kernels,
-        **{key: plan[key] for key in ("weight_format", "head", "tree", "tree_nodes", "q_passes")},
+        **{
+            key: plan[key]
+            for key in ("weight_format", "head", "draft_head", "tree", "tree_nodes", "q_passes")
+        },
         "is_plain": preset.speculation is None,
         "weight_bytes": plan["weight_bytes"],
         "tokens_per_s": _median(_rates(samples), random),

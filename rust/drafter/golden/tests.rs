@@ -23,6 +23,7 @@ use crate::kernels::paths::RowPaths;
 use crate::kernels::placed_rows::PlacedRows;
 use crate::kernels::rms_norm::{RmsNorm, RmsNormArgs};
 use crate::kernels::w12_matmul::WeightView;
+use crate::model::Lent;
 use crate::model::decoder::Decoder;
 use crate::model::head::HeadPath;
 use crate::model::weights::DecoderWeights;
@@ -139,6 +140,7 @@ fn normed(taps: &[Buffer<f32>]) -> Vec<Buffer<f32>> {
         weights,
         device,
         config,
+        ..
     } = target();
     let norm = |tap: &Buffer<f32>| {
         let mut y = tap.clone();
@@ -178,6 +180,11 @@ struct Replay {
 }
 
 fn replay(dir: &Path, method: &str, mistake: Mistake) -> Replay {
+    replay_by(dir, method, mistake, target().lent())
+}
+
+/// A replay whose chains are drafted by what `lent` says.
+fn replay_by(dir: &Path, method: &str, mistake: Mistake, lent: Lent<'_>) -> Replay {
     let cases = cases(method);
     let num_drafts = cases[0].rounds[0].draft.len();
     let mut drafter = open_in(Some(dir), sizes(NUM_PAGES, num_drafts)).unwrap();
@@ -211,7 +218,7 @@ fn replay(dir: &Path, method: &str, mistake: Mistake) -> Replay {
                 extend(&mut *drafter, &given, token_ids, end..*anchor, shift);
             }
             end = *anchor;
-            let got = chain(&mut *drafter, token_ids[*anchor], *anchor, num_drafts);
+            let got = chain(&mut *drafter, lent, token_ids[*anchor], *anchor, num_drafts);
             num_rounds += 1;
             num_equal += usize::from(got == *draft);
             num_tokens += 1 + accepted(&got, *anchor);
@@ -237,9 +244,7 @@ fn extend(
     positions: std::ops::Range<usize>,
     shift: usize,
 ) {
-    let Target {
-        weights, device, ..
-    } = target();
+    let target = target();
     let rows: Vec<u32> = positions.clone().map(|position| position as u32).collect();
     let tokens: Vec<u32> = positions
         .clone()
@@ -253,30 +258,29 @@ fn extend(
         token_ids: &tokens,
         standing: Standing::Verified,
     };
-    drafter.extend(device, weights, rows).unwrap();
+    drafter.extend(&target.device, target.lent(), rows).unwrap();
 }
 
 /// The greedy chain that follows an anchor.
 fn chain(
     drafter: &mut dyn Drafter,
+    lent: Lent<'_>,
     token_id: u32,
     position: usize,
     num_draft_tokens: usize,
 ) -> Vec<u32> {
-    confident_chain(drafter, token_id, position, num_draft_tokens, 0.0)
+    confident_chain(drafter, lent, token_id, position, num_draft_tokens, 0.0)
 }
 
 /// As much of it as is confident enough.
 fn confident_chain(
     drafter: &mut dyn Drafter,
+    lent: Lent<'_>,
     token_id: u32,
     position: usize,
     num_draft_tokens: usize,
     min_confidence: f64,
 ) -> Vec<u32> {
-    let Target {
-        weights, device, ..
-    } = target();
     let anchor = DraftAnchor {
         slot: 0,
         token_id,
@@ -290,7 +294,7 @@ fn confident_chain(
     };
     let mut proposals = [Proposal::default()];
     drafter
-        .propose(device, weights, &[anchor], wanted, &mut proposals)
+        .propose(&target().device, lent, &[anchor], wanted, &mut proposals)
         .unwrap();
     let (mut tokens, mut list) = (Vec::new(), proposals[0].first_list());
     while let Some(id) = list {
@@ -311,6 +315,33 @@ fn golden_chains_are_reproduced() {
     for method in ["dflash", "dflash2", "dspark", "eagle3"] {
         let replay = replay(&demo(method), method, Mistake::None);
         assert_eq!(replay.num_equal, replay.num_rounds, "{method}");
+    }
+}
+
+/// Estimated logits cost a chain hardly anything.
+#[test]
+fn chains_by_estimates_are_nearly_the_golden_ones() {
+    for method in ["dflash", "dflash2", "dspark"] {
+        let lent = target().lent_with_estimates();
+        let replay = replay_by(&demo(method), method, Mistake::None, lent);
+        let Replay {
+            num_equal,
+            num_rounds,
+            tau,
+            golden_tau,
+            ..
+        } = replay;
+        println!(
+            "{method}: {num_equal} of {num_rounds} chains, tau {tau:.4}, golden {golden_tau:.4}"
+        );
+        assert!(
+            num_equal * 5 >= num_rounds * 4,
+            "{method}: {num_equal} of {num_rounds}"
+        );
+        assert!(
+            (tau / golden_tau - 1.0).abs() < 0.01,
+            "{method}: {tau}, golden {golden_tau}"
+        );
     }
 }
 
@@ -448,7 +479,8 @@ fn confidence_reads_the_code_behind_the_hidden_state() {
         let taps = taps(drafter.taps(), token_ids);
         extend(&mut *drafter, &taps, token_ids, 0..anchor, 0);
         for &token in &token_ids[..anchor] {
-            let mut draft = |min| confident_chain(&mut *drafter, token, anchor, 16, min);
+            let lent = target().lent();
+            let mut draft = |min| confident_chain(&mut *drafter, lent, token, anchor, 16, min);
             let whole = draft(0.0);
             let before = [token].into_iter().chain(whole.iter().copied());
             let len = before

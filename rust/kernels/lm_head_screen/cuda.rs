@@ -21,11 +21,10 @@
 //! of a row leave out of it is one rounding off in each column, and perhaps below 2^-126: `|e|` is raised by 2^-22 of it, and
 //! by 2^-120.
 
-use super::head_codes::{CHUNK_COLUMNS, HeadCodes};
 use super::rescore::gap_of;
-use super::scan_config::{ScanConfig, ScanKind};
+use super::scan_launch::{BLOCK_THREADS, ScanGoal, Scans, Scratch, ScreenParams};
 use super::{HeadScores, LmHeadScreen, LmHeadScreenArgs, most_survivors};
-use crate::device::cuda::{CudaDevice, Limits, Shape};
+use crate::device::cuda::{CudaDevice, Shape};
 use crate::error::KernelError;
 use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, Product};
@@ -33,67 +32,12 @@ use crate::kernels::greedy_argmax::{GreedyArgmax, GreedyArgmaxArgs};
 use crate::kernels::launcher::Launcher;
 use crate::kernels::skinny_weights::{OCTET, SliceMap, TILE_COLUMNS};
 
-const BLOCK_THREADS: usize = 256;
-/// Threads that code a row.
-const ROW_THREADS: usize = 1024;
-/// Two warpgroups and a warp that asks for codes.
-const WGMMA_THREADS: usize = 2 * 128 + 32;
 /// Groups of 16 channels that a block of `select_survivors` looks at.
 const PART_GROUPS: usize = 512;
-/// Blocks a multiprocessor for kernels that take work in turn.
-const TURN_BLOCKS: usize = 4;
 /// Columns of one matrix instruction of the exact product.
 const MMA_COLUMNS: usize = 16;
 /// In place of a count of survivors.
 const NOT_SCREENED: u32 = u32::MAX;
-
-/// `ScreenParams` of `screen.cuh`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct ScreenParams {
-    codes: u64,
-    bounds: u64,
-    exact: u64,
-    x: u64,
-    mask_starts: u64,
-    masked: u64,
-    row_codes: u64,
-    rounded: u64,
-    row_bounds: u64,
-    mask_bits: u64,
-    upper: u64,
-    group_upper: u64,
-    thresholds: u64,
-    survivors: u64,
-    counts: u64,
-    best: u64,
-    order: f64,
-    largest_norm: f64,
-    num_rows: u32,
-    vocab_size: u32,
-    in_features: u32,
-    num_tiles: u32,
-    num_chunks: u32,
-    max_survivors: u32,
-    num_octets: u32,
-    log2_slices: u32,
-    ring_slots: u32,
-    cluster_blocks: u32,
-}
-
-/// Hands out scratch.
-struct Scratch {
-    end: usize,
-}
-
-impl Scratch {
-    /// Bytes from the start of `num_bytes`, on a line of their own.
-    fn take(&mut self, num_bytes: usize) -> usize {
-        let start = self.end;
-        self.end += num_bytes.next_multiple_of(256);
-        start
-    }
-}
 
 /// Decides all rows; `args` passed `check`.
 pub(super) fn screen(device: &CudaDevice, args: LmHeadScreenArgs<'_>) -> Result<(), KernelError> {
@@ -153,28 +97,17 @@ fn decide_by_survivors(
 /// # Errors
 /// [`KernelError::WrongDevice`], [`KernelError::Device`].
 pub fn enqueue(device: &CudaDevice, args: &LmHeadScreenArgs<'_>) -> Result<Results, KernelError> {
-    let launcher = Launcher::of::<LmHeadScreen>(device);
-    let head = args.head.on_cuda().ok_or(KernelError::WrongDevice {
-        kernel: LmHeadScreen::NAME,
-        argument: "head",
-        expected: "cuda",
-    })?;
     let (num_rows, in_features) = (args.num_rows, args.exact.in_features());
-    let config = ScanConfig::choose(head.scan, device.limits(), head.num_chunks(), num_rows);
-    let rows = config.rows;
-    let padded = in_features.next_multiple_of(TILE_COLUMNS);
-    let (num_channels, limit) = (
-        head.num_channels(),
-        most_survivors(args.exact.out_features()),
-    );
+    let scans = Scans::new(device, args.head, num_rows)?;
+    let (launcher, rows) = (&scans.launcher, scans.rows());
+    let num_channels = scans.codes.num_channels();
+    let limit = most_survivors(args.exact.out_features());
     let has_masks = !args.masked.ids().is_empty();
-    let mut scratch = Scratch { end: 0 };
+    let mut scratch = Scratch::default();
     // Results side by side, for one copy.
     let results = scratch.take(num_rows * (size_of::<u64>() + size_of::<u32>()));
     let (best, counts) = (results, results + num_rows * size_of::<u64>());
-    let row_codes = scratch.take(head.num_chunks() * CHUNK_COLUMNS * 2 * rows);
-    let rounded = scratch.take(rows * padded * size_of::<u16>());
-    let row_bounds = scratch.take(rows * 16);
+    let coded = scans.take(&mut scratch);
     let mask_bits = scratch.take(if has_masks {
         rows * num_channels / 8
     } else {
@@ -182,108 +115,45 @@ pub fn enqueue(device: &CudaDevice, args: &LmHeadScreenArgs<'_>) -> Result<Resul
     });
     let upper = scratch.take(rows * num_channels * size_of::<f32>());
     let group_upper = scratch.take(rows * num_channels / 16 * size_of::<f32>());
-    let thresholds = scratch.take(rows * size_of::<u32>());
     let survivors = scratch.take(rows * limit * size_of::<u32>());
     let start = launcher.scratch(scratch.end)?;
     let at = |offset: usize| start + offset as u64;
     let map = SliceMap::of(in_features);
     let params = ScreenParams {
-        codes: launcher.buffer("head", &head.codes)?,
-        bounds: launcher.buffer("head", &head.bounds)?,
         exact: launcher.matrix("exact", args.exact)?,
-        x: launcher.buffer("x", args.x)?,
         mask_starts: launcher.list("masked", args.masked.starts())?,
         masked: launcher.list("masked", args.masked.ids())?,
-        row_codes: at(row_codes),
-        rounded: at(rounded),
-        row_bounds: at(row_bounds),
         mask_bits: if has_masks { at(mask_bits) } else { 0 },
         upper: at(upper),
         group_upper: at(group_upper),
-        thresholds: at(thresholds),
         survivors: at(survivors),
-        counts: at(counts),
-        best: at(best),
         order: order_error(in_features),
-        largest_norm: args.head.largest_norm(),
-        num_rows: 0,
-        vocab_size: args.exact.out_features() as u32,
-        in_features: in_features as u32,
-        num_tiles: (num_channels / HeadCodes::TILE_CHANNELS) as u32,
-        num_chunks: head.num_chunks() as u32,
         max_survivors: limit as u32,
         num_octets: map.num_octets as u32,
         log2_slices: map.num_slices().ilog2(),
-        ring_slots: 0,
-        cluster_blocks: 1,
+        ..scans.params(args.x, &coded, start)?
     };
-    for first in (0..num_rows).step_by(rows) {
+    for (first, params) in scans.groups(params, num_rows) {
         let params = ScreenParams {
-            x: params.x + (first * in_features * size_of::<f32>()) as u64,
             mask_starts: params.mask_starts + (first * size_of::<u32>()) as u64,
-            counts: params.counts + (first * size_of::<u32>()) as u64,
-            best: params.best + (first * size_of::<u64>()) as u64,
-            num_rows: rows.min(num_rows - first) as u32,
+            counts: at(counts + first * size_of::<u32>()),
+            best: at(best + first * size_of::<u64>()),
             ..params
         };
-        launch(&launcher, device.limits(), config, params)?;
+        let num_parts = (num_channels / 16).div_ceil(PART_GROUPS);
+        let parts = Shape::of_blocks(params.num_rows as usize * num_parts, BLOCK_THREADS);
+        // SAFETY: `params` mirrors the kernels'; `check` saw that `x` and the masks hold the rows, the scratch holds the rest, and
+        // the head was made for `exact`.
+        unsafe {
+            scans.launch(ScanGoal::Bounds, params)?;
+            launcher.run("select_survivors", parts, &params)?;
+            launcher.run("rescore_survivors", scans.turns(), &params)?;
+        }
     }
     Ok(Results {
         offset: results,
         num_rows,
     })
-}
-
-/// Launches all kernels for one group of rows.
-fn launch(
-    launcher: &Launcher<'_>,
-    limits: Limits,
-    config: ScanConfig,
-    mut params: ScreenParams,
-) -> Result<(), KernelError> {
-    let rows = config.rows;
-    let num_rows = params.num_rows as usize;
-    let of_rows = Shape::of_blocks(num_rows, ROW_THREADS);
-    // SAFETY: `params` mirrors the kernels'; `check` saw that `x` and the masks hold the rows, and the scratch holds the rest.
-    unsafe { launcher.run(&format!("code_rows_{rows}"), of_rows, &params)? };
-    let turns = Shape::of_blocks(TURN_BLOCKS * limits.num_multiprocessors, BLOCK_THREADS);
-    let num_tiles = params.num_tiles as usize;
-    let (scan, scan_shape) = match config.kind {
-        ScanKind::Mma => {
-            let num_blocks = num_tiles.min(turns.num_blocks as usize);
-            let shape = Shape::of_blocks(num_blocks, BLOCK_THREADS);
-            (format!("screen_scan_{rows}"), shape)
-        }
-        ScanKind::Wgmma {
-            cluster_blocks,
-            ring_slots,
-            shared_bytes,
-        } => {
-            params.ring_slots = ring_slots as u32;
-            params.cluster_blocks = cluster_blocks as u32;
-            let entry = format!("screen_scan_wgmma_{rows}");
-            let mut shape = Shape {
-                shared_bytes: shared_bytes as u32,
-                cluster_blocks: cluster_blocks as u32,
-                ..Shape::of_blocks(cluster_blocks, WGMMA_THREADS)
-            };
-            let num_clusters = match cluster_blocks {
-                1 => limits.num_multiprocessors,
-                _ => launcher.max_clusters(&entry, shape)?,
-            };
-            shape.num_blocks = (num_clusters.min(num_tiles) * cluster_blocks) as u32;
-            (entry, shape)
-        }
-    };
-    let num_parts = (num_tiles * HeadCodes::TILE_CHANNELS / 16).div_ceil(PART_GROUPS);
-    // SAFETY: as above; the head was made for `exact`, the ring and the codes of the rows fit a block, and no more clusters run
-    // than the GPU holds at a time.
-    unsafe {
-        launcher.run(&scan, scan_shape, &params)?;
-        let parts = Shape::of_blocks(num_rows * num_parts, BLOCK_THREADS);
-        launcher.run("select_survivors", parts, &params)?;
-        launcher.run("rescore_survivors", turns, &params)
-    }
 }
 
 /// Decides the rows that fell back by all of their logits.

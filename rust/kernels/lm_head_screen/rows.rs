@@ -173,22 +173,22 @@ fn padded_blocks(x: &[f32]) -> impl Iterator<Item = [f32; LANES]> {
 }
 
 impl RowBound {
-    /// The interval of channel `lane` of a tile, whose codes gave the sums `high` and `low`.
+    /// What the codes give, from the sums `high` and `low`.
     #[inline(always)]
-    pub(super) fn interval(
-        &self,
-        bounds: &TileBounds,
-        lane: usize,
-        (high, low): (i32, i32),
-    ) -> Interval {
-        let scale = f64::from(bounds.scale[lane]);
+    pub(super) fn centre(&self, bounds: &TileBounds, lane: usize, (high, low): (i32, i32)) -> f64 {
+        let sum = TERM_BASE * f64::from(high) + f64::from(low);
+        self.step * f64::from(bounds.scale[lane]) * sum
+    }
+
+    /// The interval of channel `lane` of a tile, whose codes gave the sums of both terms.
+    #[inline(always)]
+    pub(super) fn interval(&self, bounds: &TileBounds, lane: usize, sums: (i32, i32)) -> Interval {
         let (residual, coded) = (
             f64::from(bounds.residual[lane]),
             f64::from(bounds.coded[lane]),
         );
-        let sum = TERM_BASE * f64::from(high) + f64::from(low);
         Interval {
-            centre: self.step * scale * sum,
+            centre: self.centre(bounds, lane, sums),
             screen: residual * self.norm + coded * self.rest_norm,
             order: (residual + coded) * self.order + self.underflow,
         }

@@ -1,13 +1,14 @@
-//! One pass over the INT8 head: which channels of every row could hold its largest logit.
+//! One pass over the INT8 head: sums of every row's codes with every channel's, and from them which channels could hold a
+//! row's largest logit.
 
 use rayon::prelude::*;
 
 use super::super::simd::bytes::{self, ByteLanes, ByteTask};
 use super::super::simd::{Isa, LANES};
 use super::head::{ScreenedHead, TileBounds};
-use super::rows::CodedRow;
 #[cfg(any(test, feature = "python"))]
 use super::rows::Interval;
+use super::rows::{CodedRow, RowBound};
 use crate::device::HostDevice;
 
 /// Below this many byte products (reading the codes counts as three rows) a scan stays on its own thread.
@@ -17,11 +18,16 @@ const TASKS_PER_THREAD: usize = 4;
 /// Most tiles of a register block; a task holds a multiple of it.
 const MAX_BLOCK_TILES: usize = 8;
 
-/// A row to screen.
-pub(super) struct ScanRow {
-    pub(super) coded: CodedRow,
-    /// Bit per channel of every tile: masked, or beyond the vocabulary.
-    pub(super) masked: Vec<u16>,
+/// What becomes of the sums of a tile's channels and a row.
+pub(super) trait TileSums {
+    /// Takes those of row and tile, each with its index: the sums of its high terms and of its low ones.
+    fn take(
+        &mut self,
+        row: (usize, &CodedRow),
+        tile: (usize, &TileBounds),
+        high: &[i32; LANES],
+        low: &[i32; LANES],
+    );
 }
 
 /// What is known of a row after some channels.
@@ -94,19 +100,19 @@ impl Candidates {
         found.find(|&(upper, _)| upper == largest)
     }
 
-    /// Takes in one tile's sums.
+    /// Takes in one tile's sums; `masked` channels are none.
     #[inline(always)]
     fn visit(
         &mut self,
-        row: &ScanRow,
-        tile: usize,
-        bounds: &TileBounds,
+        bound: RowBound,
+        masked: u16,
+        (tile, bounds): (usize, &TileBounds),
         high: &[i32; LANES],
         low: &[i32; LANES],
     ) {
         // Most tiles hold no candidate, so upper bounds alone are looked at first. One comparison for all lanes and a
         // copied threshold, so that it becomes a vector comparison.
-        let (bound, threshold) = (row.coded.bound(), self.threshold.value());
+        let threshold = self.threshold.value();
         let mut reaches = false;
         for lane in 0..LANES {
             let upper = bound
@@ -120,7 +126,7 @@ impl Candidates {
                 let interval = bound.interval(bounds, lane, (high[lane], low[lane]));
                 (lower[lane], upper[lane]) = (interval.lower(), interval.upper());
             }
-            self.note(tile, row.masked[tile], &lower, &upper);
+            self.note(tile, masked, &lower, &upper);
         }
     }
 
@@ -139,32 +145,63 @@ impl Candidates {
     }
 }
 
-/// Scans the whole head for every row.
-pub(super) fn scan(
-    device: &HostDevice,
-    isa: Isa,
-    head: &ScreenedHead,
-    rows: &[ScanRow],
-    keeps_runner_up: bool,
-) -> Vec<Candidates> {
-    let num_tiles = head.channels().len();
-    let work = (2 * rows.len() + 3) * head.out_features() * head.in_features();
+/// Candidates of rows, as tiles come by.
+struct Candidacies<'a> {
+    /// Of each row, a bit per channel of every tile: masked, or beyond the vocabulary.
+    masked: &'a [Vec<u16>],
+    candidates: Vec<Candidates>,
+}
+
+impl TileSums for Candidacies<'_> {
+    #[inline(always)]
+    fn take(
+        &mut self,
+        (row, coded): (usize, &CodedRow),
+        tile: (usize, &TileBounds),
+        high: &[i32; LANES],
+        low: &[i32; LANES],
+    ) {
+        let masked = self.masked[row][tile.0];
+        self.candidates[row].visit(coded.bound(), masked, tile, high, low);
+    }
+}
+
+/// Tiles that a task takes when `num_rows` rows pass `head` on `device`.
+pub(super) fn tiles_per_task(device: &HostDevice, head: &ScreenedHead, num_rows: usize) -> usize {
+    let work = (2 * num_rows + 3) * head.out_features() * head.in_features();
     let num_threads = device.num_threads();
     let num_tasks = match num_threads > 1 && work >= MIN_PARALLEL_WORK {
         true => TASKS_PER_THREAD * num_threads,
         false => 1,
     };
-    let tiles_per_task = num_tiles
+    let num_tiles = head.channels().len();
+    num_tiles
         .div_ceil(num_tasks)
-        .next_multiple_of(MAX_BLOCK_TILES);
+        .next_multiple_of(MAX_BLOCK_TILES)
+}
+
+/// Candidates of every row among all channels but those that are `masked`: of each row, a bit per channel of every tile.
+pub(super) fn scan(
+    device: &HostDevice,
+    isa: Isa,
+    head: &ScreenedHead,
+    rows: &[CodedRow],
+    masked: &[Vec<u16>],
+    keeps_runner_up: bool,
+) -> Vec<Candidates> {
+    let num_tiles = head.channels().len();
+    let tiles_per_task = tiles_per_task(device, head, rows.len());
     let run = |first_tile: usize| {
         let task = ScanTask {
             head,
             rows,
             tiles: first_tile..num_tiles.min(first_tile + tiles_per_task),
-            candidates: vec![Candidates::new(keeps_runner_up); rows.len()],
+            sums: Candidacies {
+                masked,
+                candidates: vec![Candidates::new(keeps_runner_up); rows.len()],
+            },
         };
-        bytes::dispatch_on(isa, task)
+        bytes::dispatch_on(isa, task).candidates
     };
     let firsts = (0..num_tiles).step_by(tiles_per_task).collect::<Vec<_>>();
     let parts: Vec<_> = match firsts.len() {
@@ -181,18 +218,19 @@ pub(super) fn scan(
 }
 
 /// All rows over a run of tiles.
-struct ScanTask<'a> {
-    head: &'a ScreenedHead,
-    rows: &'a [ScanRow],
-    tiles: std::ops::Range<usize>,
-    candidates: Vec<Candidates>,
+pub(super) struct ScanTask<'a, S> {
+    pub(super) head: &'a ScreenedHead,
+    pub(super) rows: &'a [CodedRow],
+    pub(super) tiles: std::ops::Range<usize>,
+    /// Takes the sums, and is what the task gives back.
+    pub(super) sums: S,
 }
 
-impl ByteTask for ScanTask<'_> {
-    type Output = Vec<Candidates>;
+impl<S: TileSums> ByteTask for ScanTask<'_, S> {
+    type Output = S;
 
     #[inline(always)]
-    fn run<B: ByteLanes>(mut self) -> Vec<Candidates> {
+    fn run<B: ByteLanes>(mut self) -> S {
         // Register blocks of tiles and rows (each row is two terms) as large as the registers hold.
         match (B::NUM_REGISTERS >= 32, self.rows.len()) {
             (true, 1) => self.blocks::<B, 8, 1, 1>(),
@@ -202,11 +240,11 @@ impl ByteTask for ScanTask<'_> {
             (false, 1) => self.blocks::<B, 1, 1, 1>(),
             (false, _) => self.blocks::<B, 1, 2, 2>(),
         }
-        self.candidates
+        self.sums
     }
 }
 
-impl ScanTask<'_> {
+impl<S: TileSums> ScanTask<'_, S> {
     /// `T` tiles at a time, `R` rows at a time while more than `LAST` are left.
     #[inline(always)]
     fn blocks<B: ByteLanes, const T: usize, const R: usize, const LAST: usize>(&mut self) {
@@ -237,7 +275,7 @@ impl ScanTask<'_> {
         let (mut high, mut low) = ([&[][..]; R], [&[][..]; R]);
         let mut sums = [[(B::start(0), B::start(0)); T]; R];
         for r in 0..R {
-            let coded = &self.rows[(first_row + r).min(last_row)].coded;
+            let coded = &self.rows[(first_row + r).min(last_row)];
             (high[r], low[r]) = (&coded.high[..num_quads], &coded.low[..num_quads]);
             sums[r] = [(B::start(coded.high_sum), B::start(coded.low_sum)); T];
         }
@@ -256,8 +294,9 @@ impl ScanTask<'_> {
         for (row, sums) in (first_row..=last_row).zip(&sums) {
             for (tile, (high, low)) in (first_tile..=last_tile).zip(sums) {
                 let bounds = &self.head.channels()[tile];
-                let (row, candidates) = (&self.rows[row], &mut self.candidates[row]);
-                candidates.visit(row, tile, bounds, &high.sums(), &low.sums());
+                let coded = &self.rows[row];
+                let (high, low) = (high.sums(), low.sums());
+                self.sums.take((row, coded), (tile, bounds), &high, &low);
             }
         }
         R

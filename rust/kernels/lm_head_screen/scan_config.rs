@@ -3,18 +3,22 @@
 use super::head_codes::{CHUNK_COLUMNS, HeadCodes, ScreenScan};
 use crate::device::cuda::Limits;
 
-/// Rows of one scan, at most.
-const MAX_ROWS: usize = 32;
+/// Rows that kernels take: those of `mma` all but the last.
+const KERNEL_ROWS: [usize; 4] = [8, 16, 32, 48];
+const MAX_MMA_ROWS: usize = 32;
+const MAX_WGMMA_ROWS: usize = 48;
 /// Columns of a stage of the wgmma scan's ring, in chunks, and its bytes.
 const STAGE_CHUNKS: usize = 8;
 const STAGE_BYTES: usize = STAGE_CHUNKS * HeadCodes::TILE_CHANNELS * CHUNK_COLUMNS;
 /// Stages below which too little is under way, and beyond which nothing is gained.
 const RING_SLOTS: std::ops::RangeInclusive<usize> = 4..=16;
+/// Stages for which a cluster of more blocks is not worth its exchanges: measured at 16 rows.
+const ENOUGH_SLOTS: usize = 8;
 
 /// How the codes of one group of rows are scanned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ScanConfig {
-    /// Rows that the kernel takes, 8, 16 or 32.
+    /// Rows that the kernel takes, one of [`KERNEL_ROWS`].
     pub(super) rows: usize,
     pub(super) kind: ScanKind,
 }
@@ -40,42 +44,55 @@ impl ScanConfig {
         num_chunks: usize,
         num_rows: usize,
     ) -> Self {
-        let rows = num_rows.clamp(8, MAX_ROWS).next_power_of_two();
-        let kinds = [32, 16, 8].into_iter().filter(|&fewer| fewer <= rows);
-        let wgmma =
-            kinds
-                .flat_map(|rows| [(rows, 1), (rows, 2)])
-                .find_map(|(rows, cluster_blocks)| {
-                    let kind = Self::wgmma(limits, num_chunks, rows, cluster_blocks)?;
-                    Some(Self { rows, kind })
-                });
         let mma = Self {
-            rows,
+            rows: kernel_rows(num_rows, MAX_MMA_ROWS),
             kind: ScanKind::Mma,
         };
-        match scan {
-            ScreenScan::Mma => mma,
-            ScreenScan::Wgmma => wgmma.unwrap_or(mma),
+        if scan == ScreenScan::Mma {
+            return mma;
         }
+        let most = kernel_rows(num_rows, MAX_WGMMA_ROWS);
+        let sizes = KERNEL_ROWS.into_iter().rev().filter(|&rows| rows <= most);
+        let wgmma = sizes.filter_map(|rows| {
+            let kind = Self::wgmma(limits, num_chunks, rows)?;
+            Some(Self { rows, kind })
+        });
+        wgmma.into_iter().next().unwrap_or(mma)
+    }
+
+    /// By the fewest blocks that leave room for enough stages, or else for most.
+    fn wgmma(limits: Limits, num_chunks: usize, rows: usize) -> Option<ScanKind> {
+        let mut best = None;
+        for cluster_blocks in [1, 2, 4] {
+            let kind = Self::wgmma_of(limits, num_chunks, rows, cluster_blocks);
+            let slots = |kind: Option<ScanKind>| match kind {
+                Some(ScanKind::Wgmma { ring_slots, .. }) => ring_slots.min(ENOUGH_SLOTS),
+                _ => 0,
+            };
+            if slots(kind) > slots(best) {
+                best = kind;
+            }
+        }
+        best
     }
 
     /// `ScanLayout` of `screen_scan_wgmma.cuh`; `None` if it leaves no room for a ring.
-    fn wgmma(
+    fn wgmma_of(
         limits: Limits,
         num_chunks: usize,
         rows: usize,
         cluster_blocks: usize,
     ) -> Option<ScanKind> {
         let row_groups = rows / 8;
-        // Blocks decide every other group of eight rows.
-        if cluster_blocks > 1 && row_groups < 2 {
+        // Blocks share out groups of eight rows, and stages of K.
+        let is_shared = num_chunks.is_multiple_of(cluster_blocks * STAGE_CHUNKS);
+        if cluster_blocks > row_groups || !is_shared {
             return None;
         }
         let row_codes = num_chunks / cluster_blocks * 2 * rows * CHUNK_COLUMNS;
-        let inboxes = match cluster_blocks {
-            1 => 0,
-            _ => 2 * row_groups * 128 * 16,
-        };
+        // Of two consumers: from every other block two float4 a thread and group of rows.
+        let decided = row_groups.div_ceil(cluster_blocks);
+        let inboxes = 2 * (cluster_blocks - 1) * decided * 2 * 128 * 16;
         let barriers = 8 * (1 + 2 * RING_SLOTS.end() + 2 * 3);
         let fixed = row_codes + inboxes + rows * 16 + barriers;
         let room = limits.block_shared_bytes.checked_sub(fixed)?;
@@ -86,6 +103,13 @@ impl ScanConfig {
             shared_bytes: fixed + ring_slots * STAGE_BYTES,
         })
     }
+}
+
+/// The kernel for `num_rows` rows, or for an equal share of them where one scan takes `most`.
+fn kernel_rows(num_rows: usize, most: usize) -> usize {
+    let share = num_rows.div_ceil(num_rows.div_ceil(most).max(1));
+    let fits = KERNEL_ROWS.into_iter().find(|&rows| rows >= share);
+    fits.unwrap_or(most)
 }
 
 #[cfg(test)]
@@ -107,11 +131,16 @@ mod tests {
             (256, 1, 8, 1),
             (5120, 8, 8, 1),
             (5120, 9, 16, 1),
-            (5120, 17, 32, 2),
-            (5120, 33, 32, 2),
-            (3072, 32, 32, 1),
+            (5120, 16, 16, 1),
+            (5120, 17, 32, 4),
+            (5120, 33, 48, 4),
+            (5120, 48, 48, 4),
+            (5120, 64, 32, 4),
+            (5120, 65, 48, 4),
+            (3072, 32, 32, 2),
             (4096, 32, 32, 2),
-            (8192, 32, 16, 2),
+            (8192, 32, 32, 4),
+            (4352, 32, 32, 2),
             (10_240, 5, 8, 1),
         ] {
             let config = choose(width, num_rows);

@@ -31,6 +31,7 @@ fn gemma_with(
         headers: None,
         drafter: None,
         drafter_headers: None,
+        drafter_format: WeightFormat::Auto,
         limits: &limits,
         format: WeightFormat::Bf16,
         backend: Backend::Cuda,

@@ -1,5 +1,6 @@
 //! Bindings of [`LmHeadScreen`] and of the bounds it decides by.
 
+use numpy::ndarray::Array;
 use numpy::{IntoPyArray, PyArray1, PyArray2, PyReadonlyArray2};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -7,8 +8,12 @@ use pyo3::prelude::*;
 use super::{
     array_on, buffer, device_named, masked_on, nan_buffer_on, packed, packed_on, refused, run,
 };
+use crate::device::Device;
+use crate::error::Error;
+use crate::kernels::bf16_matmul::PackedBf16;
 use crate::kernels::lm_head_screen::{
-    HeadScores, LmHeadScreen, LmHeadScreenArgs, ScreenScan, ScreenedHead, intervals,
+    HeadScores, LmHeadScreen, LmHeadScreenArgs, LogitEstimates, LogitEstimatesArgs, ScreenScan,
+    ScreenedHead, intervals,
 };
 use crate::kernels::simd;
 
@@ -39,16 +44,7 @@ pub(super) fn lm_head_screen<'py>(
     let num_rows = x.as_array().nrows();
     let device = device_named(device)?;
     let (x, exact) = (array_on(&device, &x)?, packed_on(&device, &weight)?);
-    let mut head = ScreenedHead::new_on(&device, &exact).map_err(refused)?;
-    match scan {
-        "auto" => {}
-        "mma" => head = head.scanned_by(ScreenScan::Mma),
-        got => {
-            return Err(PyValueError::new_err(format!(
-                "lm_head_screen: `scan` must be auto or mma, got {got}"
-            )));
-        }
-    }
+    let head = screened(&device, &exact, scan)?;
     let mut token_ids = vec![u32::MAX; num_rows];
     let mut best_logits = vec![f32::NAN; num_rows];
     let mut dense_logits = nan_buffer_on(&device, num_rows * exact.out_features())?;
@@ -83,6 +79,50 @@ pub(super) fn lm_head_screen<'py>(
         fell_back.into_pyarray(py),
         with_gap.then(|| gaps.into_pyarray(py)),
     ))
+}
+
+/// The INT8 copy of `exact`, scanned by `scan`.
+fn screened(device: &Device, exact: &PackedBf16, scan: &str) -> PyResult<ScreenedHead> {
+    let head = ScreenedHead::new_on(device, exact).map_err(refused)?;
+    match scan {
+        "auto" => Ok(head),
+        "mma" => Ok(head.scanned_by(ScreenScan::Mma)),
+        got => Err(PyValueError::new_err(format!(
+            "lm_head_screen: `scan` must be auto or mma, got {got}"
+        ))),
+    }
+}
+
+/// What the INT8 copy of `weight` says of all logits, `[rows, vocab_size]`.
+#[pyfunction]
+#[pyo3(signature = (x, weight, device="cpu", scan="auto"))]
+pub(super) fn lm_head_estimates<'py>(
+    py: Python<'py>,
+    x: PyReadonlyArray2<'py, f32>,
+    weight: PyReadonlyArray2<'py, u16>,
+    device: &str,
+    scan: &str,
+) -> PyResult<Bound<'py, PyArray2<f32>>> {
+    let num_rows = x.as_array().nrows();
+    let device = device_named(device)?;
+    let (x, exact) = (array_on(&device, &x)?, packed_on(&device, &weight)?);
+    let head = screened(&device, &exact, scan)?;
+    let mut logits = nan_buffer_on(&device, num_rows * exact.out_features())?;
+    run::<LogitEstimates>(
+        py,
+        &device,
+        LogitEstimatesArgs {
+            x: &x,
+            num_rows,
+            head: &head,
+            logits: &mut logits,
+        },
+    )?;
+    let shape = (num_rows, exact.out_features());
+    let logits = logits.read_back(shape.0 * shape.1).map_err(Error::from)?;
+    let logits =
+        Array::from_shape_vec(shape, logits).map_err(|e| PyValueError::new_err(e.to_string()))?;
+    Ok(logits.into_pyarray(py))
 }
 
 /// Whether this machine has the instructions that make screening pay at several rows.

@@ -81,7 +81,9 @@ pub(super) mod kernels_module {
     #[pymodule_export]
     use super::linear::multiply_together;
     #[pymodule_export]
-    use super::lm_head_screen::{has_byte_products, lm_head_intervals, lm_head_screen};
+    use super::lm_head_screen::{
+        has_byte_products, lm_head_estimates, lm_head_intervals, lm_head_screen,
+    };
     #[pymodule_export]
     use super::plant_matrix::{plant_matrix, planted_matmul};
     #[pymodule_export]
