@@ -8,6 +8,7 @@ use crate::error::KernelError;
 use crate::kernels::launcher::Launcher;
 use crate::kernels::matmul_rows::CudaRows;
 use crate::kernels::paths::CudaPaths;
+use crate::kernels::upcoming_weights::UpcomingWeights;
 use crate::kernels::{Kernel, check_size};
 
 const BLOCK_THREADS: usize = 256;
@@ -73,6 +74,7 @@ struct GdnWyParams {
     tail_d: u64,
     tail_g: u64,
     y: CudaRows,
+    upcoming: UpcomingWeights,
     outputs: u64,
     squares: u64,
     shared: SharedLayout,
@@ -285,6 +287,7 @@ pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), Kerne
         y: args
             .y
             .on_cuda(&launcher, args.paths.num_rows(), shape.values_len())?,
+        upcoming: args.upcoming,
         outputs,
         squares: outputs + outputs_bytes as u64,
         shared: layout,
