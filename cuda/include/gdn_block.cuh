@@ -1,7 +1,7 @@
 // What a block of gdn_wy knows: its arguments, its place, its shared memory, and the rows of its segment.
 //
-// A block serves one segment, one key head and some of the value lanes that read it, eight lanes a warp; `num_slices`
-// blocks serve a key head together. Rows are taken in chunks, in topological order: in a chunk they are "nodes", eight to
+// A block serves one segment, one key head and some of the value lanes that read it; `num_slices` blocks serve a key head
+// together. Rows are taken in chunks, in topological order: in a chunk they are "nodes", eight to
 // a tile of the tensor cores. Positions are cut in stretches of 32: what a row at position t reads lies in the "own"
 // stretch of t and the two before it. Entries count positions from the anchor of the segment's first one: logged ones,
 // and behind MAX_LOG_ENTRIES a row's own path. Loops have no branches by node: where a chunk has fewer nodes than its
@@ -14,10 +14,14 @@
 #include "split_product.cuh"
 #include "thread_copy.cuh"
 
-constexpr u32 BLOCK_WARPS = 8;
-constexpr u32 BLOCK_THREADS = BLOCK_WARPS * WARP_LANES;
+// Of a block that takes chunks of `TILES` tiles: with more than one, twice as many, so that other warps fill the time for which
+// one waits for itself.
+template <u32 TILES>
+constexpr u32 BLOCK_WARPS = TILES == 1 ? 8 : 16;
+template <u32 TILES>
+constexpr u32 BLOCK_THREADS = BLOCK_WARPS<TILES> * WARP_LANES;
 constexpr u32 MAX_LANES = 64;      // value lanes of a block
-constexpr u32 WARP_VALUES = 8;     // of a warp: columns of a matrix instruction
+constexpr u32 TILE_VALUES = 8;     // columns of a matrix instruction
 constexpr u32 TILE_NODES = 8;      // of one matrix instruction: a row of k and a row of q each
 constexpr u32 ANCHOR_DELAY = 64;
 constexpr u32 FOLD_INTERVAL = 32;
@@ -44,12 +48,12 @@ struct SharedLayout {
     u32 states;   // [num_states][KEY_LEN][MAX_LANES]: see staged_lane
     u32 log_d;    // logged d of this block's lanes: [MAX_LOG_ENTRIES][MAX_LANES], likewise
     u32 log_k;    // the first logged keys of this block's share, until what follows is made: [STAGED_KEYS][KEY_ROW]
-    u32 keys;     // k and q of the chunk as operand A: [tiles][KEY_STEPS][2][32][2][2], the last two columns and k or q
+    u32 keys;     // k and q of the chunk as operand A: [tiles][KEY_STEPS][k or q][32 lanes][4 columns]
     u32 products; // k.k_j, q.k_j by entry and node: [max_entries][nodes + 1][2]; the last entry is the node itself
-    u32 weighed;  // products with the two whole stretches times decays, likewise: [planes][tiles][4][2][32][2][2]
+    u32 weighed;  // products with the two whole stretches times decays, likewise: [planes][tiles][4][2][32][4]
     u32 own;      // those with the own stretch, by position in it: [planes][32][nodes + 1][2]
     u32 updates;  // d of the segment's rows: [rows][UPDATE_ROW]
-    u32 squares;  // of o, by node and warp of the key head: [nodes][num_slices * lanes / 8 + 1]
+    u32 squares;  // of o, by node and eight lanes of the key head: [nodes][num_slices * lanes / 8 + 1]
 };
 
 struct GdnWyParams {
@@ -123,6 +127,7 @@ enum class Exchange { KEYS, PRODUCTS, SQUARES };
 template <u32 TILES>
 struct Block {
     static constexpr u32 NODES = TILES * TILE_NODES;
+    static constexpr u32 WARPS = BLOCK_WARPS<TILES>, THREADS = BLOCK_THREADS<TILES>;
     static constexpr u32 NODE_STRIDE = NODES + 1;  // pairs of a row of factors
 
     const GdnWyParams& p;
@@ -166,14 +171,13 @@ struct Block {
     __device__ u32 stretch_depth(u32 stretch) const { return stretch == 0 ? 0 : (committed_len / STRETCH + stretch) * STRETCH - committed_len; }
     // Where a logged value lies, by entry.
     __device__ u32 log_row(u32 entry) const { return slot * LOG_POSITIONS + (anchor_base + entry) % LOG_POSITIONS; }
-    // Where a node's column 4c of a step lies in `keys`: k, q, both of the next column; two columns more half a fragment on.
+    // Where a node's columns 4c .. 4c + 3 of a step lie in `keys`: k; q half a fragment on.
     __device__ float* key_place(u32 node, u32 step, u32 c) const {
         return memory + p.shared.keys + (node / TILE_NODES * KEY_STEPS + step) * FRAGMENT_LEN + (node % TILE_NODES * 4 + c) * 4;
     }
     // k of a node, columns 4c .. 4c + 3 of a step.
     __device__ __forceinline__ float4 key_of(u32 node, u32 step, u32 c) const {
-        const float* place = key_place(node, step, c);
-        return {place[0], place[2], place[HALF_FRAGMENT], place[HALF_FRAGMENT + 2]};
+        return *reinterpret_cast<const float4*>(key_place(node, step, c));
     }
     __device__ u32 own_entry() const { return p.max_entries - 1; }
     __device__ float2* products(u32 entry) const { return reinterpret_cast<float2*>(memory + p.shared.products) + entry * NODE_STRIDE; }
@@ -219,7 +223,7 @@ struct Block {
             const u32 own_depth = rows.depth[row];
             const u32* path = p.paths.path_rows + rows.path_start[row];
 #pragma unroll 2
-            for (u32 depth = warp(); depth <= max_depth; depth += BLOCK_WARPS) {
+            for (u32 depth = warp(); depth <= max_depth; depth += WARPS) {
                 u32 ancestor = depth == own_depth ? row : 0;
                 if (depth < own_depth) ancestor = path[depth] - first_row;
                 rows.ancestors[depth][row] = static_cast<u8>(ancestor);
