@@ -39,7 +39,7 @@ __device__ __forceinline__ void run_chunk(const Block<TILES>& block, const KeyPr
     __syncthreads();
     if (keys.IS_SHARED) block.wait_for(Exchange::KEYS);
     products.run();
-    keys.store_keys();
+    if (!IS_SINGLE) keys.store_keys();
     values.template multiply_states<IS_SINGLE>(places);
     if (is_late) values.make_values();
     if (!IS_CLUSTER) __syncthreads();
@@ -55,10 +55,14 @@ __device__ __forceinline__ void run_chunk(const Block<TILES>& block, const KeyPr
     if (IS_CLUSTER) {
         values.load_norm_weight();
         values.share_squares();
+        // What others do not wait for, while theirs come. But then they may send keys of a next chunk.
+        if (IS_SINGLE) keys.store_keys();
+        values.store_updates();
         values.finish_gates();
         block.wait_for(Exchange::SQUARES);
         values.store_outputs();
     } else {
+        values.store_updates();
         values.keep_outputs();
     }
 }
@@ -73,8 +77,9 @@ __device__ __forceinline__ void run(const GdnWyParams& p) {
         block.init_barriers();
         cluster_arrive();
     }
-    block.read_rows();
+    // Loads what depends on no row while rows are on their way.
     Values<TILES> values(block);
+    block.read_rows();
     const KeyProducts<TILES, IS_CLUSTER> products(block);
     products.prefetch_keys();
     values.prefetch_committed();

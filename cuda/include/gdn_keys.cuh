@@ -95,7 +95,7 @@ struct KeyMaker {
     __device__ __forceinline__ void store_keys() const {
         if (block.lane() * 4 >= block.p.key_dim) return;
         const bool writes_all = !IS_CLUSTER || block.num_rows > block.NODES;
-        const u32 turn = (block.warp() + HALF) % WARPS, shares = writes_all ? 1 : block.p.num_slices;
+        const u32 turn = (block.warp() + WARPS / 4) % WARPS, shares = writes_all ? 1 : block.p.num_slices;
 #pragma unroll 1
         for (u32 node = turn * shares + (writes_all ? 0 : block.slice); node < block.count; node += WARPS * shares) {
             const u32 place = (block.first_row + block.first + node) * block.keys_len() + block.key_head * block.p.key_dim + block.lane() * 4;

@@ -28,6 +28,27 @@ struct FloatRow {
         return row;
     }
 
+    // Where only an address in shared memory is known.
+    __device__ __forceinline__ static FloatRow load_shared(u32 from) {
+        FloatRow row;
+        if (LEN == 4) {
+            asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                         : "=f"(row[0]), "=f"(row[1]), "=f"(row[LEN - 2]), "=f"(row[LEN - 1]) : "r"(from) : "memory");
+        } else {
+            asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(row[0]), "=f"(row[1]) : "r"(from) : "memory");
+        }
+        return row;
+    }
+
+    __device__ __forceinline__ void store_shared(u32 to) const {
+        if (LEN == 4) {
+            asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(values[0]), "f"(values[1]), "f"(values[LEN - 2]),
+                         "f"(values[LEN - 1]) : "memory");
+        } else {
+            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(values[0]), "f"(values[1]) : "memory");
+        }
+    }
+
     __device__ __forceinline__ void store(float* to) const {
         if (LEN == 4) {
             *reinterpret_cast<float4*>(to) = {values[0], values[1], values[LEN - 2], values[LEN - 1]};
@@ -36,6 +57,11 @@ struct FloatRow {
         }
     }
 };
+
+__device__ __forceinline__ float2 load_shared_pair(u32 from) {
+    const FloatRow<2> pair = FloatRow<2>::load_shared(from);
+    return {pair[0], pair[1]};
+}
 
 template <u32 TILES>
 struct Lanes {
@@ -227,7 +253,7 @@ struct Lanes {
     // Where the thread's node stands, and which stretches and depths the chunk's nodes have.
     struct Places {
         u32 depth, stretch, row;  // NO_DEPTH where there is no node
-        u32 first_depth, last_depth, first_stretch, last_stretch;
+        u32 last_depth, first_stretch, last_stretch;
     };
 
     __device__ __forceinline__ Places places() const {
@@ -237,9 +263,8 @@ struct Lanes {
         const u32 depth = block.rows.depth[at.row], any_depth = block.rows.depth[block.row_of(block.lane())];
         at.stretch = block.stretch_of(depth);
         at.depth = node() < block.count ? depth : NO_DEPTH;
-        at.first_depth = __reduce_min_sync(0xFFFFFFFF, any_depth);
         at.last_depth = __reduce_max_sync(0xFFFFFFFF, any_depth);
-        at.first_stretch = block.stretch_of(at.first_depth);
+        at.first_stretch = block.stretch_of(__reduce_min_sync(0xFFFFFFFF, any_depth));
         at.last_stretch = block.stretch_of(at.last_depth);
         return at;
     }

@@ -19,6 +19,7 @@ struct Values : Lanes<TILES> {
     typedef Lanes<TILES> Base;
     typedef typename Base::Places Places;
     typedef SplitSums Sums[Base::INSTRUCTIONS];
+    static constexpr u32 UPDATE_BYTES = UPDATE_ROW * sizeof(float);
     using Base::block, Base::p, Base::NO_DEPTH, Base::LEN;
     using Base::column, Base::first_lane, Base::own_lane, Base::plane;
     using Base::gates, Base::out, Base::seen, Base::values;
@@ -32,10 +33,16 @@ struct Values : Lanes<TILES> {
     __device__ __forceinline__ void load_gates() { gates = FloatRow<LEN>::load(p.z + place()); }
     __device__ __forceinline__ void load_norm_weight() { norm_weight = FloatRow<LEN>::load(p.norm_weight + column); }
 
-    __device__ __forceinline__ void add_entry(float2 factor, const float* from) {
-        const FloatRow<LEN> d = FloatRow<LEN>::load(from);
+    __device__ __forceinline__ void add_entry(float2 factor, const FloatRow<LEN>& d) {
 #pragma unroll
         for (u32 i = 0; i < LEN; i++) seen[i] = __fmaf_rn(factor.x, d[i], seen[i]), out[i] = __fmaf_rn(factor.y, d[i], out[i]);
+    }
+
+    // An address in shared memory, in a register for good.
+    __device__ __forceinline__ static u32 fixed_address(const void* place) {
+        u32 address = shared_address(place);
+        asm volatile("" : "+r"(address));
+        return address;
     }
 
     // From the products with the state to d (over v) and o.
@@ -71,6 +78,10 @@ struct Values : Lanes<TILES> {
         const float own = block.products(block.own_entry())[node()].y;
 #pragma unroll
         for (u32 i = 0; i < LEN; i++) out[i] = __fmaf_rn(own, values[i], out[i]);
+    }
+
+    // Writes d down.
+    __device__ __forceinline__ void store_updates() const {
         if (stores()) values.store(p.tail_d + place());
     }
 
@@ -176,53 +187,50 @@ struct Values : Lanes<TILES> {
             const float* from = log_d + staged_lane(entry, own_lane);  // of four rows in the same order
 #pragma unroll
             for (u32 i = 0; i < 4; i++) {
-                if (reads) add_entry(factors[i * block.NODE_STRIDE], from + i * MAX_LANES);
+                if (reads) add_entry(factors[i * block.NODE_STRIDE], FloatRow<LEN>::load(from + i * MAX_LANES));
             }
         }
 #pragma unroll 1
         for (; entry < count; entry++, factors += block.NODE_STRIDE) {
-            if (reads) add_entry(*factors, log_d + staged_lane(entry, own_lane));
+            if (reads) add_entry(*factors, FloatRow<LEN>::load(log_d + staged_lane(entry, own_lane)));
         }
     }
 
-    // Waits for all warps that have the same lanes and nodes: what they have left of a level can be read.
-    __device__ __forceinline__ void wait_for_level() const {
-        const u32 num_tiles = (block.count + TILE_NODES - 1) / TILE_NODES;
-        if (TILES == 1 || num_tiles == 1) {
-            __syncwarp();
-        } else {
-            asm volatile("bar.sync %0, %1;" ::"r"(block.warp() % Base::GROUPS + 1), "r"(num_tiles * WARP_LANES) : "memory");
-        }
-    }
-
-    // Entries of the node's own path, level by level, within one stretch.
+    // Entries of the node's own path, level by level, within one stretch. Warps of the same lanes meet at every level: behind
+    // that all can read what one has left. Addresses are worked out once, and not for every level anew.
     __device__ __forceinline__ void add_path(const Places& at, u32 begin, u32 end, float* updates) {
         const float beta = block.rows.beta[plane][at.row];
-        // Behind the tile's last node there is nothing to add; others wait at every level all the same.
-        const u32 own_last = __reduce_max_sync(0xFFFFFFFF, at.depth == NO_DEPTH ? 0 : at.depth);
-        const float2* factors = block.own(plane) + (block.committed_len + begin) % STRETCH * block.NODE_STRIDE + node();
-        const u8* sources = &block.rows.ancestors[begin][at.row];
-        float2 factor = *factors;
-        u32 source = *sources;
+        // Levels from which the node has an entry to add; behind the tile's last one it only meets the others.
+        const u32 last = at.depth < end ? at.depth : 0, tile_last = __reduce_max_sync(0xFFFFFFFF, last);
+        const u32 position = (block.committed_len + begin) % STRETCH;
+        const u32 updates_at = fixed_address(updates), own_at = updates_at + at.row * UPDATE_BYTES;
+        u32 factor_at = fixed_address(block.own(plane) + position * block.NODE_STRIDE + node());
+        u32 source_at = fixed_address(&block.rows.ancestors[begin][at.row]);
+        const u32 meeting = block.warp() % Base::GROUPS + 1, meeting_threads = (block.count + TILE_NODES - 1) / TILE_NODES * WARP_LANES;
+        const auto meet = [&] {
+            if (TILES == 1) {
+                __syncwarp();
+            } else {
+                asm volatile("bar.sync %0, %1;" ::"r"(meeting), "r"(meeting_threads) : "memory");
+            }
+        };
         u32 level = begin;
 #pragma unroll 1
-        for (; level < end && level <= own_last; level++) {
+        for (; level < end && level <= tile_last; level++) {
+            const float2 factor = load_shared_pair(factor_at);
+            const u32 source = load_shared_u8(source_at);
             if (at.depth == level) {
                 // The node has all its entries.
 #pragma unroll
                 for (u32 i = 0; i < LEN; i++) values[i] = __fmul_rn(beta, __fsub_rn(values[i], seen[i]));
-                values.store(updates + at.row * UPDATE_ROW);
+                values.store_shared(own_at);
             }
-            if (level >= at.first_depth) wait_for_level();
-            const float2 by = factor;
-            const float* d = updates + source * UPDATE_ROW;
-            factors += block.NODE_STRIDE, sources += MAX_SEGMENT_ROWS;
-            if (level + 1 < end) factor = *factors, source = *sources;
-            if (at.depth > level && at.depth < end) add_entry(by, d);
+            meet();
+            if (level < last) add_entry(factor, FloatRow<LEN>::load_shared(updates_at + source * UPDATE_BYTES));
+            factor_at += block.NODE_STRIDE * sizeof(float2), source_at += MAX_SEGMENT_ROWS;
         }
-        for (; level < end; level++) {
-            if (level >= at.first_depth) wait_for_level();
-        }
+#pragma unroll 1
+        for (; level < end; level++) meet();
     }
 
     // Squares of o over the eight lanes of which the thread has some.
