@@ -37,7 +37,11 @@ __device__ __forceinline__ void run_chunk(const Block<TILES>& block, const KeyPr
     if (!is_late) values.make_values();
     if (is_first) thread_copy_wait<0>();
     __syncthreads();
-    if (keys.IS_SHARED) block.wait_for(Exchange::KEYS);
+    if (keys.IS_SHARED) {
+        block.wait_for(Exchange::KEYS);
+        keys.interleave();
+        __syncthreads();
+    }
     products.run();
     if (!IS_SINGLE) keys.store_keys();
     values.template multiply_states<IS_SINGLE>(places);

@@ -48,9 +48,9 @@ struct SharedLayout {
     u32 states;   // [num_states][KEY_LEN][MAX_LANES]: see staged_lane
     u32 log_d;    // logged d of this block's lanes: [MAX_LOG_ENTRIES][MAX_LANES], likewise
     u32 log_k;    // the first logged keys of this block's share, until what follows is made: [STAGED_KEYS][KEY_ROW]
-    u32 keys;     // k and q of the chunk as operand A: [tiles][KEY_STEPS][k or q][32 lanes][4 columns]
+    u32 keys;     // k and q of the chunk as operand A: [tiles][KEY_STEPS][2][32][2][2], the last two columns and k or q
     u32 products; // k.k_j, q.k_j by entry and node: [max_entries][nodes + 1][2]; the last entry is the node itself
-    u32 weighed;  // products with the two whole stretches times decays, likewise: [planes][tiles][4][2][32][4]
+    u32 weighed;  // products with the two whole stretches times decays, likewise: [planes][tiles][4][2][32][2][2]
     u32 own;      // those with the own stretch, by position in it: [planes][32][nodes + 1][2]
     u32 updates;  // d of the segment's rows: [rows][UPDATE_ROW]
     u32 squares;  // of o, by node and eight lanes of the key head: [nodes][num_slices * lanes / 8 + 1]
@@ -171,13 +171,14 @@ struct Block {
     __device__ u32 stretch_depth(u32 stretch) const { return stretch == 0 ? 0 : (committed_len / STRETCH + stretch) * STRETCH - committed_len; }
     // Where a logged value lies, by entry.
     __device__ u32 log_row(u32 entry) const { return slot * LOG_POSITIONS + (anchor_base + entry) % LOG_POSITIONS; }
-    // Where a node's columns 4c .. 4c + 3 of a step lie in `keys`: k; q half a fragment on.
+    // Where a node's column 4c of a step lies in `keys`: k, q, both of the next column; two columns more half a fragment on.
     __device__ float* key_place(u32 node, u32 step, u32 c) const {
         return memory + p.shared.keys + (node / TILE_NODES * KEY_STEPS + step) * FRAGMENT_LEN + (node % TILE_NODES * 4 + c) * 4;
     }
     // k of a node, columns 4c .. 4c + 3 of a step.
     __device__ __forceinline__ float4 key_of(u32 node, u32 step, u32 c) const {
-        return *reinterpret_cast<const float4*>(key_place(node, step, c));
+        const float* place = key_place(node, step, c);
+        return {place[0], place[2], place[HALF_FRAGMENT], place[HALF_FRAGMENT + 2]};
     }
     __device__ u32 own_entry() const { return p.max_entries - 1; }
     __device__ float2* products(u32 entry) const { return reinterpret_cast<float2*>(memory + p.shared.products) + entry * NODE_STRIDE; }

@@ -97,8 +97,8 @@ struct Factors {
                 if (stretch == 2) {
                     block.own(of_plane)[lane * block.NODE_STRIDE + node] = factor;
                 } else {
-                    float* to = weighed + (stretch * STRETCH_STEPS + lane / 16) * FRAGMENT_LEN + node % TILE_NODES * 16 + lane % 16;
-                    to[0] = factor.x, to[HALF_FRAGMENT] = factor.y;
+                    float* to = weighed + (stretch * STRETCH_STEPS + lane / 16) * FRAGMENT_LEN + lane % 4 / 2 * HALF_FRAGMENT;
+                    *reinterpret_cast<float2*>(to + (node % TILE_NODES * 4 + lane % 16 / 4) * 4 + lane % 2 * 2) = factor;
                 }
             }
             if (lane == 0) block.rows.from_state[of_plane][row] = decays.from_state[i];

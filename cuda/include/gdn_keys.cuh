@@ -79,14 +79,25 @@ struct KeyMaker {
 
     // Where all who need it find it.
     __device__ __forceinline__ void keep(u32 node, float4 key) const {
-        float* place = block.key_place(node, block.lane() / 4, block.lane() % 4) + which * HALF_FRAGMENT;
+        float* place = block.key_place(node, block.lane() / 4, block.lane() % 4);
         if (!IS_SHARED) {
-            *reinterpret_cast<float4*>(place) = key;
+            place += which;
+            place[0] = key.x, place[2] = key.y, place[HALF_FRAGMENT] = key.z, place[HALF_FRAGMENT + 2] = key.w;
             return;
         }
-        const u32 address = shared_address(place), barrier = block.barrier_of(Exchange::KEYS);
+        const u32 address = shared_address(place + which * HALF_FRAGMENT), barrier = block.barrier_of(Exchange::KEYS);
         for (u32 rank = 0; rank < block.p.num_slices; rank++) {
             store_in_block(address_in_block(address, rank), key, address_in_block(barrier, rank));
+        }
+    }
+
+    // Brings k and q of all nodes, which came whole, to the order in which the instruction takes them.
+    __device__ __forceinline__ void interleave() const {
+#pragma unroll
+        for (u32 node = block.warp(); node < Block<TILES>::NODES; node += WARPS) {
+            float4* place = reinterpret_cast<float4*>(block.key_place(node, block.lane() / 4, block.lane() % 4));
+            const float4 k = place[0], q = place[HALF_FRAGMENT / 4];
+            place[0] = {k.x, q.x, k.y, q.y}, place[HALF_FRAGMENT / 4] = {k.z, q.z, k.w, q.w};
         }
     }
 

@@ -21,16 +21,14 @@ struct SplitPair {
     float high[2][4], low[2][4];
 };
 
-// The lanes' columns of rows g lie one behind the other, 16 bytes a lane, and then those of rows g + 8; `lanes` is where the
-// lane's lie. Splitting brings them where the instruction takes them, so no register moves.
+// The fragment lies as the instruction takes it, so that no register moves: of each step 16 bytes a lane, its two columns of
+// row g and row g + 8 in turn. `lanes` is where the lane's lie.
 __device__ __forceinline__ SplitPair split_pair(const float* lanes) {
-    const float4 first = *reinterpret_cast<const float4*>(lanes), second = *reinterpret_cast<const float4*>(lanes + WARP_LANES * 4);
-    const float quads[2][4] = {{first.x, second.x, first.y, second.y}, {first.z, second.z, first.w, second.w}};
     SplitPair split;
 #pragma unroll
     for (u32 step = 0; step < 2; step++) {
-        const float* quad = quads[step];
-        const SplitFloat parts[4] = {split_float(quad[0]), split_float(quad[1]), split_float(quad[2]), split_float(quad[3])};
+        const float4 quad = *reinterpret_cast<const float4*>(lanes + step * WARP_LANES * 4);
+        const SplitFloat parts[4] = {split_float(quad.x), split_float(quad.y), split_float(quad.z), split_float(quad.w)};
 #pragma unroll
         for (u32 i = 0; i < 4; i++) split.high[step][i] = parts[i].high, split.low[step][i] = parts[i].low;
     }
