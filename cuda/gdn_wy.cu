@@ -13,31 +13,37 @@
 
 extern __shared__ float4 dynamic_memory[];
 
-// Where chunks of four tiles are run in clusters: before there are none, and from 12.0 on shared memory is too small.
-constexpr bool HAS_LARGE_CHUNKS = __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200;
+constexpr u32 NORM_THREADS = 256;
 
-template <bool IS_CLUSTER, bool IS_SINGLE, u32 TILES, u32 USED>
+template <bool IS_CLUSTER, bool IS_SINGLE, u32 TILES>
 __device__ __forceinline__ void run_chunk(const Block<TILES>& block, const KeyProducts<TILES, IS_CLUSTER>& products,
-                                          KeyMaker<TILES, IS_CLUSTER>& keys, Values<TILES, USED>& values,
-                                          const Factors<TILES, USED>& factors, const typename Values<TILES, USED>::Places& places) {
+                                          KeyMaker<TILES, IS_CLUSTER>& keys, Values<TILES>& values,
+                                          const Factors<TILES>& factors, const typename Values<TILES>::Places& first_places) {
     const bool is_first = IS_SINGLE || block.chunk == 0;
     const auto gate = values.load_gate();
     keys.begin();
-    values.load_values();
+    if (IS_SINGLE) values.load_values();
     if (is_first) {
         products.fetch_keys();
         values.fetch_committed();
     }
     keys.run();
+    // Registers hold keys or values on their way; while these come, so do others' keys.
+    if (!IS_SINGLE) values.load_values();
+    const auto places = IS_SINGLE ? first_places : values.places();
     if (is_first) values.make_gates(gate);
-    // Where registers allow, warps with keys to make leave v for later.
+    // Of a single chunk there are registers, and warps with keys to make leave v for later.
     const bool is_late = IS_SINGLE && keys.has_nodes();
     if (!is_late) values.make_values();
     if (is_first) thread_copy_wait<0>();
     __syncthreads();
-    if (keys.IS_SHARED) block.wait_for(Exchange::KEYS);
-    products.template run<USED>();
-    keys.store_keys();
+    if (keys.IS_SHARED) {
+        block.wait_for(Exchange::KEYS);
+        keys.interleave();
+        __syncthreads();
+    }
+    products.run();
+    if (!IS_SINGLE) keys.store_keys();
     values.template multiply_states<IS_SINGLE>(places);
     if (is_late) values.make_values();
     if (!IS_CLUSTER) __syncthreads();
@@ -51,11 +57,16 @@ __device__ __forceinline__ void run_chunk(const Block<TILES>& block, const KeyPr
     __syncthreads();
     values.add_entries(places);
     if (IS_CLUSTER) {
+        values.load_norm_weight();
         values.share_squares();
+        // What others do not wait for, while theirs come. But then they may send keys of a next chunk.
+        if (IS_SINGLE) keys.store_keys();
+        values.store_updates();
         values.finish_gates();
         block.wait_for(Exchange::SQUARES);
         values.store_outputs();
     } else {
+        values.store_updates();
         values.keep_outputs();
     }
 }
@@ -70,11 +81,14 @@ __device__ __forceinline__ void run(const GdnWyParams& p) {
         block.init_barriers();
         cluster_arrive();
     }
+    // Loads what depends on no row while rows are on their way.
+    Values<TILES> values(block);
     block.read_rows();
-    Values<TILES, TILES> values(block);
     const KeyProducts<TILES, IS_CLUSTER> products(block);
     products.prefetch_keys();
     values.prefetch_committed();
+    // Behind what this launch waits for: the memory has nothing else to do until the next one.
+    if (block.warp() == block.WARPS / 2) prefetch(p.upcoming, blockIdx.x * WARP_LANES + block.lane(), gridDim.x * WARP_LANES);
     KeyMaker<TILES, IS_CLUSTER> keys(block);
     const auto expect = [&] {
         if (!IS_CLUSTER || block.warp() > 0) return;
@@ -82,24 +96,17 @@ __device__ __forceinline__ void run(const GdnWyParams& p) {
         if (block.lane() > 0) return;
         if (keys.IS_SHARED) block.expect(Exchange::KEYS, block.count * 2 * KEY_LEN * sizeof(float));
         block.expect(Exchange::PRODUCTS, products_bytes);
-        block.expect(Exchange::SQUARES, block.count * p.heads_per_key * p.value_dim / WARP_VALUES * sizeof(float));
+        block.expect(Exchange::SQUARES, block.count * p.heads_per_key * p.value_dim / TILE_VALUES * sizeof(float));
     };
     bool is_left = block.begin(0);
     expect();
-    typename Values<TILES, TILES>::Places first_places;
+    typename Values<TILES>::Places first_places;
     if (IS_SINGLE) first_places = values.places();
     if (IS_CLUSTER) cluster_wait();
     wait_for_predecessors();
     while (is_left) {
-        // A last chunk of few rows costs what these do.
-        if (IS_CLUSTER && HAS_LARGE_CHUNKS && TILES == 4 && block.count <= TILE_NODES) {
-            Values<TILES, 1> few(block);
-            few.staged = values.staged;
-            run_chunk<IS_CLUSTER, IS_SINGLE>(block, products, keys, few, Factors<TILES, 1>{block}, few.places());
-            values.staged = few.staged;
-        } else {
-            run_chunk<IS_CLUSTER, IS_SINGLE>(block, products, keys, values, Factors<TILES, TILES>{block}, IS_SINGLE ? first_places : values.places());
-        }
+        const Factors<TILES> factors{block};
+        run_chunk<IS_CLUSTER, IS_SINGLE>(block, products, keys, values, factors, first_places);
         is_left = !IS_SINGLE && block.begin(block.chunk + 1);
         if (!is_left) break;
         __syncthreads();
@@ -109,11 +116,11 @@ __device__ __forceinline__ void run(const GdnWyParams& p) {
 }
 
 // y from o and its squares, a thread per eight lanes of a row.
-extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gdn_wy_norm(const __grid_constant__ GdnWyParams p) {
+extern "C" __global__ void __launch_bounds__(NORM_THREADS) gdn_wy_norm(const __grid_constant__ GdnWyParams p) {
     launch_dependents();
     wait_for_predecessors();
-    const u32 head_groups = p.value_dim / WARP_VALUES, row_groups = p.num_value_heads * head_groups;
-    const u32 i = p.first_row * row_groups + blockIdx.x * BLOCK_THREADS + threadIdx.x;
+    const u32 head_groups = p.value_dim / TILE_VALUES, row_groups = p.num_value_heads * head_groups;
+    const u32 i = p.first_row * row_groups + blockIdx.x * NORM_THREADS + threadIdx.x;
     if (i >= p.end_row * row_groups) return;
     const float* squares = p.squares + i / head_groups * head_groups;
     float sums[4] = {};
@@ -121,28 +128,30 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) gdn_wy_norm(const __
         for (u32 group = i; group < head_groups; group += 4) sums[i] += squares[group];
     }
     const float scale = norm_scale(p, (sums[0] + sums[1]) + (sums[2] + sums[3]));
-    for (u32 lane = 0; lane < WARP_VALUES; lane += 2) {
-        const u64 place = static_cast<u64>(i) * WARP_VALUES + lane;
+    for (u32 lane = 0; lane < TILE_VALUES; lane += 2) {
+        const u64 place = static_cast<u64>(i) * TILE_VALUES + lane;
         const float2 o = *reinterpret_cast<const float2*>(p.outputs + place), z = *reinterpret_cast<const float2*>(p.z + place);
-        const float2 weight = *reinterpret_cast<const float2*>(p.norm_weight + i % head_groups * WARP_VALUES + lane);
-        store_output(p.y, i / row_groups, i % row_groups * WARP_VALUES + lane, o, scale, weight, {silu(z.x), silu(z.y)});
+        const float2 weight = *reinterpret_cast<const float2*>(p.norm_weight + i % head_groups * TILE_VALUES + lane);
+        store_output(p.y, i / row_groups, i % row_groups * TILE_VALUES + lane, o, scale, weight, {silu(z.x), silu(z.y)});
     }
 }
 
 #define GDN_WY_ENTRY(NAME, TILES, IS_CLUSTER, IS_SINGLE, BLOCKS)                                                          \
-    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, BLOCKS) NAME(const __grid_constant__ GdnWyParams p) { \
+    extern "C" __global__ void __launch_bounds__(BLOCK_THREADS<TILES>, BLOCKS) NAME(const __grid_constant__ GdnWyParams p) { \
         run<TILES, IS_CLUSTER, IS_SINGLE>(p);                                                                         \
     }
 
-// From 12.0 on shared memory holds one block.
-#if __CUDA_ARCH__ < 1200
-GDN_WY_ENTRY(gdn_wy_single, 1, true, true, 2)
-#else
+// From 12.0 on shared memory holds one block. Before 9.0 there are no clusters.
+#if __CUDA_ARCH__ >= 1200
 GDN_WY_ENTRY(gdn_wy_single, 1, true, true, 1)
+#elif __CUDA_ARCH__ >= 900
+GDN_WY_ENTRY(gdn_wy_single, 1, true, true, 2)
 #endif
+#if __CUDA_ARCH__ >= 900
 GDN_WY_ENTRY(gdn_wy_1, 1, true, false, 1)
 GDN_WY_ENTRY(gdn_wy_2, 2, true, false, 1)
 GDN_WY_ENTRY(gdn_wy_4, 4, true, false, 1)
+#endif
 GDN_WY_ENTRY(gdn_wy_alone_1, 1, false, false, 1)
 GDN_WY_ENTRY(gdn_wy_alone_2, 2, false, false, 1)
 GDN_WY_ENTRY(gdn_wy_alone_4, 4, false, false, 1)

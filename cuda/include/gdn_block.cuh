@@ -1,7 +1,7 @@
 // What a block of gdn_wy knows: its arguments, its place, its shared memory, and the rows of its segment.
 //
-// A block serves one segment, one key head and some of the value lanes that read it, eight lanes a warp; `num_slices`
-// blocks serve a key head together. Rows are taken in chunks, in topological order: in a chunk they are "nodes", eight to
+// A block serves one segment, one key head and some of the value lanes that read it; `num_slices` blocks serve a key head
+// together. Rows are taken in chunks, in topological order: in a chunk they are "nodes", eight to
 // a tile of the tensor cores. Positions are cut in stretches of 32: what a row at position t reads lies in the "own"
 // stretch of t and the two before it. Entries count positions from the anchor of the segment's first one: logged ones,
 // and behind MAX_LOG_ENTRIES a row's own path. Loops have no branches by node: where a chunk has fewer nodes than its
@@ -14,10 +14,14 @@
 #include "split_product.cuh"
 #include "thread_copy.cuh"
 
-constexpr u32 BLOCK_WARPS = 8;
-constexpr u32 BLOCK_THREADS = BLOCK_WARPS * WARP_LANES;
+// Of a block that takes chunks of `TILES` tiles: with more than one, twice as many, so that other warps fill the time for which
+// one waits for itself.
+template <u32 TILES>
+constexpr u32 BLOCK_WARPS = TILES == 1 ? 8 : 16;
+template <u32 TILES>
+constexpr u32 BLOCK_THREADS = BLOCK_WARPS<TILES> * WARP_LANES;
 constexpr u32 MAX_LANES = 64;      // value lanes of a block
-constexpr u32 WARP_VALUES = 8;     // of a warp: columns of a matrix instruction
+constexpr u32 TILE_VALUES = 8;     // columns of a matrix instruction
 constexpr u32 TILE_NODES = 8;      // of one matrix instruction: a row of k and a row of q each
 constexpr u32 ANCHOR_DELAY = 64;
 constexpr u32 FOLD_INTERVAL = 32;
@@ -49,7 +53,7 @@ struct SharedLayout {
     u32 weighed;  // products with the two whole stretches times decays, likewise: [planes][tiles][4][2][32][2][2]
     u32 own;      // those with the own stretch, by position in it: [planes][32][nodes + 1][2]
     u32 updates;  // d of the segment's rows: [rows][UPDATE_ROW]
-    u32 squares;  // of o, by node and warp of the key head: [nodes][num_slices * lanes / 8 + 1]
+    u32 squares;  // of o, by node and eight lanes of the key head: [nodes][num_slices * lanes / 8 + 1]
 };
 
 struct GdnWyParams {
@@ -71,6 +75,7 @@ struct GdnWyParams {
     float* tail_d;              // [rows][value heads][value_dim]
     float* tail_g;              // [rows][value heads]
     RowsOutput y;               // [rows][value heads * value_dim]
+    UpcomingWeights upcoming;   // of the launch that follows
     float* outputs;             // o, scratch where blocks stand alone: [rows][value heads * value_dim]
     float* squares;             // likewise: [rows][value heads * value_dim / 8]
     SharedLayout shared;
@@ -122,6 +127,7 @@ enum class Exchange { KEYS, PRODUCTS, SQUARES };
 template <u32 TILES>
 struct Block {
     static constexpr u32 NODES = TILES * TILE_NODES;
+    static constexpr u32 WARPS = BLOCK_WARPS<TILES>, THREADS = BLOCK_THREADS<TILES>;
     static constexpr u32 NODE_STRIDE = NODES + 1;  // pairs of a row of factors
 
     const GdnWyParams& p;
@@ -218,7 +224,7 @@ struct Block {
             const u32 own_depth = rows.depth[row];
             const u32* path = p.paths.path_rows + rows.path_start[row];
 #pragma unroll 2
-            for (u32 depth = warp(); depth <= max_depth; depth += BLOCK_WARPS) {
+            for (u32 depth = warp(); depth <= max_depth; depth += WARPS) {
                 u32 ancestor = depth == own_depth ? row : 0;
                 if (depth < own_depth) ancestor = path[depth] - first_row;
                 rows.ancestors[depth][row] = static_cast<u8>(ancestor);

@@ -3,20 +3,22 @@
 
 #include "gdn_block.cuh"
 
-template <u32 TILES, u32 USED>
+template <u32 TILES>
 struct Factors {
+    static constexpr u32 WARPS = Block<TILES>::WARPS, OWN = Block<TILES>::NODES / WARPS;  // nodes of a warp
+
     const Block<TILES>& block;
 
-    // Decays from the positions of the three stretches to the warp's nodes: every eighth, the first node's the last warp,
-    // which has no products of keys to make of few rows. Lanes are positions of a stretch; sums of log decays run from the node backwards, stretch by stretch.
+    // Decays from the positions of the three stretches to the warp's nodes, as many apart as there are warps. The first node is
+    // the last warp's, which has no products of keys to make of few rows. Lanes are positions of a stretch; sums of log decays run from the node backwards, stretch by stretch.
     struct Decays {
-        float values[USED][3];
-        float from_state[USED];
+        float values[OWN][3];
+        float from_state[OWN];
     };
 
-    __device__ u32 first_node() const { return BLOCK_WARPS - 1 - block.warp(); }
+    __device__ u32 first_node() const { return WARPS - 1 - block.warp(); }
     __device__ bool has_nodes() const { return first_node() < block.count; }
-    __device__ u32 weighed_row(u32 i) const { return block.row_of(first_node() + i * BLOCK_WARPS); }
+    __device__ u32 weighed_row(u32 i) const { return block.row_of(first_node() + i * WARPS); }
 
     // Where a position of the stretches is found: its entry, counted from the segment's anchor, which may lie before 0.
     __device__ int first_entry(u32 row, u32 stretch) const {
@@ -25,7 +27,7 @@ struct Factors {
 
     // `is_first` says that all nodes stand in the stretch in which the segment begins.
     __device__ __forceinline__ Decays make_decays(u32 of_plane, bool is_first) const {
-        return USED > 1 && is_first ? sum_decays<true>(of_plane) : sum_decays<false>(of_plane);
+        return OWN > 1 && is_first ? sum_decays<true>(of_plane) : sum_decays<false>(of_plane);
     }
 
     // `SHARES` where all nodes have the same two whole stretches.
@@ -35,9 +37,9 @@ struct Factors {
         const Rows& rows = block.rows;
         const u32 lane = block.lane();
         Decays decays;
-        float sums[USED][3];
+        float sums[OWN][3];
 #pragma unroll
-        for (u32 i = 0; i < USED; i++) {
+        for (u32 i = 0; i < OWN; i++) {
             const u32 row = weighed_row(i), depth = rows.depth[row];
 #pragma unroll
             for (u32 stretch = 0; stretch < 3; stretch++) {
@@ -54,7 +56,7 @@ struct Factors {
         for (u32 distance = 1; distance < WARP_LANES; distance *= 2) {
             const bool adds = lane + distance < WARP_LANES;
 #pragma unroll
-            for (u32 i = 0; i < USED; i++) {
+            for (u32 i = 0; i < OWN; i++) {
 #pragma unroll
                 for (u32 stretch = 0; stretch < 3; stretch++) {
                     if (is_copy(i, stretch)) continue;
@@ -64,7 +66,7 @@ struct Factors {
             }
         }
 #pragma unroll
-        for (u32 i = 0; i < USED; i++) {
+        for (u32 i = 0; i < OWN; i++) {
             float behind = 0.0f;  // of later stretches
 #pragma unroll
             for (u32 stretch = 3; stretch-- > 0;) {
@@ -82,8 +84,8 @@ struct Factors {
     __device__ __forceinline__ void weigh_products(u32 of_plane, const Decays& decays) const {
         const u32 lane = block.lane();
 #pragma unroll
-        for (u32 i = 0; i < USED; i++) {
-            const u32 node = first_node() + i * BLOCK_WARPS, row = weighed_row(i);
+        for (u32 i = 0; i < OWN; i++) {
+            const u32 node = first_node() + i * WARPS, row = weighed_row(i);
             if (node >= block.count) break;
             float* weighed = block.weighed(of_plane) + node / TILE_NODES * 2 * STRETCH_STEPS * FRAGMENT_LEN;
 #pragma unroll

@@ -11,92 +11,93 @@ __device__ __forceinline__ float warp_sum(float value) {
     return value;
 }
 
-// Convolves and normalises k and q of the chunk, two vectors per warp at a time: lane l has columns 4l .. 4l + 3. Of many
-// nodes the blocks of a key head make a share each and send them to all, a warp k and q of a node; of few every block makes
-// all, half of the warps k and half q.
+// Convolves and normalises k and q of the chunk: lane l has columns 4l .. 4l + 3 of a vector. Of many nodes the blocks of a
+// key head make a share each and send them to all, a warp k or q of a node; of few every block makes all, half of the warps k
+// and half q.
 template <u32 TILES, bool IS_CLUSTER>
 struct KeyMaker {
     static constexpr bool IS_SHARED = IS_CLUSTER && TILES > 1;
-    static constexpr u32 HALF = BLOCK_WARPS / 2;
-    static constexpr u32 BATCH = 2;                     // vectors on their way at a time
-    static constexpr u32 KINDS = IS_SHARED ? 2 : 1;     // k and q, or one of them
-    static constexpr u32 BATCH_NODES = BATCH / KINDS;
-    static constexpr bool LOADS_EARLY = TILES < 4;      // weights; registers hold no more
+    static constexpr u32 WARPS = Block<TILES>::WARPS, HALF = WARPS / 2;
+    static constexpr u32 BATCH = TILES == 1 ? 2 : 1;    // vectors on their way at a time
+    static constexpr bool LOADS_EARLY = TILES == 1;     // weights; other registers hold no more
 
     const Block<TILES>& block;
+    u32 which;              // what the warp makes: k (0) or q (1)
     u32 first_node, apart;  // of the warp's nodes
     u32 column;             // of the lane's first, within the key
     bool is_inside;
-    ConvWeights<4> weights[KINDS];
+    ConvWeights<4> weights;
     ConvInputs<4> inputs[BATCH];
 
     __device__ __forceinline__ explicit KeyMaker(const Block<TILES>& b) : block(b) {
+        const u32 shared_place = b.warp() * b.p.num_slices + b.slice;
+        which = IS_SHARED ? shared_place % 2 : b.warp() / HALF;
         // Of few nodes by warps that have no products.
-        first_node = IS_SHARED ? b.warp() * b.p.num_slices + b.slice : (b.warp() + 2) % HALF;
-        apart = IS_SHARED ? BLOCK_WARPS * b.p.num_slices : HALF;
+        first_node = IS_SHARED ? shared_place / 2 : (b.warp() + 2) % HALF;
+        apart = IS_SHARED ? HALF * b.p.num_slices : HALF;
         is_inside = b.lane() * 4 < b.p.key_dim;
         column = is_inside ? b.lane() * 4 : 0;
-        if (LOADS_EARLY) load_weights();
+        if (LOADS_EARLY) weights.load(b.p, channel());
     }
 
-    // What the warp makes: k (0) or q (1).
-    __device__ u32 which(u32 kind) const { return IS_SHARED ? kind : block.warp() / HALF; }
-    __device__ u32 channel(u32 kind) const { return (which(kind) == 0 ? block.keys_len() : 0) + block.key_head * block.p.key_dim + column; }
+    __device__ u32 channel() const { return (which == 0 ? block.keys_len() : 0) + block.key_head * block.p.key_dim + column; }
     __device__ bool has_nodes() const { return first_node < block.count; }
-    __device__ u32 node_of(u32 start, u32 vector) const { return start + vector / KINDS * apart; }
-
-    __device__ __forceinline__ void load_weights() {
-#pragma unroll
-        for (u32 kind = 0; kind < KINDS; kind++) weights[kind].load(block.p, channel(kind));
-    }
 
     // Starts to load inputs of the batch that begins with node `start`.
     __device__ __forceinline__ void load(u32 start) {
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
-            const u32 node = node_of(start, i);
-            if (node < block.count) inputs[i].load(block, block.first + node, channel(i % KINDS), is_inside);
+            const u32 node = start + i * apart;
+            if (node < block.count) inputs[i].load(block, block.first + node, channel(), is_inside);
         }
     }
 
     // Of the first batch.
     __device__ __forceinline__ void begin() {
-        if (!LOADS_EARLY) load_weights();
+        // Otherwise what the chunk before has left would keep its registers.
+        if (!LOADS_EARLY) weights = {}, inputs[0] = {};
+        if (!LOADS_EARLY && has_nodes()) weights.load(block.p, channel());
         load(first_node);
     }
 
     __device__ __forceinline__ void finish(u32 start) const {
-        float4 keys[BATCH];
 #pragma unroll
         for (u32 i = 0; i < BATCH; i++) {
-            const u32 node = node_of(start, i);
+            const u32 node = start + i * apart;
             if (node >= block.count) return;
             float x[4], squares = 0.0f;
 #pragma unroll
             for (u32 j = 0; j < 4; j++) {
-                x[j] = inputs[i].result(weights[i % KINDS], j);  // zero behind the key's end
+                x[j] = inputs[i].result(weights, j);  // zero behind the key's end
                 squares = __fmaf_rn(x[j], x[j], squares);
             }
-            const float unit = which(i % KINDS) == 0 ? 1.0f : rsqrtf(static_cast<float>(block.p.key_dim));
+            const float unit = which == 0 ? 1.0f : rsqrtf(static_cast<float>(block.p.key_dim));
             const float factor = unit * rsqrtf(warp_sum(squares) + KEY_NORM_EPS);
-            keys[i] = {x[0] * factor, x[1] * factor, x[2] * factor, x[3] * factor};
-            if (!IS_SHARED) keep(node, keys[i]);
+            keep(node, {x[0] * factor, x[1] * factor, x[2] * factor, x[3] * factor});
         }
-        if (IS_SHARED) share(start, keys[0], keys[1]);
     }
 
+    // Where all who need it find it.
     __device__ __forceinline__ void keep(u32 node, float4 key) const {
-        float* place = block.key_place(node, block.lane() / 4, block.lane() % 4) + which(0);
-        place[0] = key.x, place[2] = key.y, place[HALF_FRAGMENT] = key.z, place[HALF_FRAGMENT + 2] = key.w;
+        float* place = block.key_place(node, block.lane() / 4, block.lane() % 4);
+        if (!IS_SHARED) {
+            place += which;
+            place[0] = key.x, place[2] = key.y, place[HALF_FRAGMENT] = key.z, place[HALF_FRAGMENT + 2] = key.w;
+            return;
+        }
+        const u32 address = shared_address(place + which * HALF_FRAGMENT), barrier = block.barrier_of(Exchange::KEYS);
+        for (u32 rank = 0; rank < block.p.num_slices; rank++) {
+            store_in_block(address_in_block(address, rank), key, address_in_block(barrier, rank));
+        }
     }
 
-    __device__ __forceinline__ void share(u32 node, float4 k, float4 q) const {
-        const u32 place = shared_address(block.key_place(node, block.lane() / 4, block.lane() % 4)), barrier = block.barrier_of(Exchange::KEYS);
-        const float4 quads[2] = {{k.x, q.x, k.y, q.y}, {k.z, q.z, k.w, q.w}};
-        for (u32 rank = 0; rank < block.p.num_slices; rank++) {
-            const u32 there = address_in_block(place, rank), barrier_there = address_in_block(barrier, rank);
-            store_in_block(there, quads[0], barrier_there);
-            store_in_block(there + HALF_FRAGMENT * sizeof(float), quads[1], barrier_there);
+    // Brings k and q of all nodes, which came whole, to the order in which the instruction takes them.
+    __device__ __forceinline__ void interleave() const {
+#pragma unroll
+        for (u32 node = block.warp(); node < Block<TILES>::NODES; node += WARPS) {
+            float4* place = reinterpret_cast<float4*>(block.key_place(node, block.lane() / 4, block.lane() % 4));
+            const float4 k = place[0], q = place[HALF_FRAGMENT / 4];
+            place[0] = {k.x, q.x, k.y, q.y}, place[HALF_FRAGMENT / 4] = {k.z, q.z, k.w, q.w};
         }
     }
 
@@ -105,9 +106,9 @@ struct KeyMaker {
     __device__ __forceinline__ void store_keys() const {
         if (block.lane() * 4 >= block.p.key_dim) return;
         const bool writes_all = !IS_CLUSTER || block.num_rows > block.NODES;
-        const u32 turn = (block.warp() + HALF) % BLOCK_WARPS, shares = writes_all ? 1 : block.p.num_slices;
+        const u32 turn = (block.warp() + WARPS / 4) % WARPS, shares = writes_all ? 1 : block.p.num_slices;
 #pragma unroll 1
-        for (u32 node = turn * shares + (writes_all ? 0 : block.slice); node < block.count; node += BLOCK_WARPS * shares) {
+        for (u32 node = turn * shares + (writes_all ? 0 : block.slice); node < block.count; node += WARPS * shares) {
             const u32 place = (block.first_row + block.first + node) * block.keys_len() + block.key_head * block.p.key_dim + block.lane() * 4;
             *reinterpret_cast<float4*>(block.p.tail_k + place) = block.key_of(node, block.lane() / 4, block.lane() % 4);
         }
@@ -118,7 +119,7 @@ struct KeyMaker {
         finish(first_node);
         if (!IS_SHARED && Block<TILES>::NODES <= HALF * BATCH) return;
 #pragma unroll 1
-        for (u32 start = first_node + BATCH_NODES * apart; start < block.count; start += BATCH_NODES * apart) {
+        for (u32 start = first_node + BATCH * apart; start < block.count; start += BATCH * apart) {
             load(start);
             finish(start);
         }
@@ -129,7 +130,8 @@ struct KeyMaker {
 // keys at a time: first the logged ones, then the rows of the segment, of which a node takes its ancestors and itself.
 template <u32 TILES, bool IS_CLUSTER>
 struct KeyProducts {
-    static constexpr u32 NO_ENTRY = ~0u;
+    static constexpr u32 NO_ENTRY = ~0u, WARPS = Block<TILES>::WARPS;
+    static_assert(STAGED_KEYS % WARPS == 0, "as many keys for every warp");
 
     const Block<TILES>& block;
     u32 shares, first_tile, log_tiles;
@@ -155,10 +157,10 @@ struct KeyProducts {
         const u32 to = shared_address(block.memory + p.shared.log_k + block.warp() * KEY_ROW + column);
         const float* from = p.log_k + static_cast<u64>(block.slot * LOG_POSITIONS) * keys_len + block.key_head * p.key_dim + min(column, p.key_dim - 4);
 #pragma unroll
-        for (u32 i = 0; i < STAGED_KEYS / BLOCK_WARPS; i++) {
-            const u32 entry = tile_of(i) * 8 + block.warp(), position = (block.anchor_base + entry) % LOG_POSITIONS;
+        for (u32 i = 0; i < STAGED_KEYS / WARPS; i++) {
+            const u32 key = i * WARPS + block.warp(), entry = tile_of(key / 8) * 8 + key % 8, position = (block.anchor_base + entry) % LOG_POSITIONS;
             const bool is_there = entry < block.log_len && column < p.key_dim;
-            thread_copy_16(to + i * BLOCK_WARPS * KEY_ROW * sizeof(float), from + (is_there ? position * keys_len : 0), is_there);
+            thread_copy_16(to + i * WARPS * KEY_ROW * sizeof(float), from + (is_there ? position * keys_len : 0), is_there);
         }
     }
 
@@ -227,18 +229,17 @@ struct KeyProducts {
         }
     }
 
-    // All products; of the chunk's tiles the first `USED` may have nodes.
-    template <u32 USED>
+    // All products.
     __device__ __forceinline__ void run() const {
         const u32 num_tiles = log_tiles + (block.first + block.count + 7) / 8;
 #pragma unroll 1
-        for (u32 unit = block.warp(); tile_of(unit / USED) < num_tiles; unit += BLOCK_WARPS) {
-            const u32 nodes = unit % USED * TILE_NODES;
+        for (u32 unit = block.warp(); tile_of(unit / TILES) < num_tiles; unit += WARPS) {
+            const u32 nodes = unit % TILES * TILE_NODES;
             if (nodes >= block.count) continue;
-            const u32 tile = tile_of(unit / USED);
+            const u32 tile = tile_of(unit / TILES);
             SplitSums sums;
             if (tile < log_tiles + block.first / 8) {
-                const float* from = earlier_key(unit / USED);
+                const float* from = earlier_key(unit / TILES);
                 sums = multiply(nodes, [&](u32 step) {
                     const bool is_inside = step * KEY_STEP + block.lane() % 4 * 4 < block.p.key_dim;
                     return *reinterpret_cast<const float4*>(from + (is_inside ? step * KEY_STEP : 0));

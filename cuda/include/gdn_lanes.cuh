@@ -1,35 +1,96 @@
 // The value lanes of one block of gdn_wy: what they are made of, and their products with the states.
 //
-// A warp has eight value lanes and all nodes of the chunk, spread over its threads as a matrix instruction leaves them:
-// thread 4g + c has lanes 2c and 2c + 1 of the nodes g, g + 8, .. So from the products with the state to d and o no
-// thread waits for another warp. Of a chunk's tiles, the first `USED` may have nodes.
+// A warp has one tile of the chunk's nodes and eight or sixteen value lanes, spread over its threads as one or two matrix
+// instructions leave them: thread 4g + c has node g of the tile, and two or four lanes in a row. Which column of which
+// instruction a lane is shows in no sum. From the products with the state to d and o no thread waits for lanes of another
+// warp; for nodes, only those above its own.
 #pragma once
 
 #include "gdn_block.cuh"
 
-template <u32 TILES, u32 USED>
+// `LEN` (2 or 4) floats in a row, in one load or store.
+template <u32 LEN>
+struct FloatRow {
+    float values[LEN];
+
+    __device__ __forceinline__ float& operator[](u32 i) { return values[i]; }
+    __device__ __forceinline__ float operator[](u32 i) const { return values[i]; }
+
+    __device__ __forceinline__ static FloatRow load(const float* from) {
+        FloatRow row;
+        if (LEN == 4) {
+            const float4 x = *reinterpret_cast<const float4*>(from);
+            row[0] = x.x, row[1] = x.y, row[LEN - 2] = x.z, row[LEN - 1] = x.w;
+        } else {
+            const float2 x = *reinterpret_cast<const float2*>(from);
+            row[0] = x.x, row[1] = x.y;
+        }
+        return row;
+    }
+
+    // Where only an address in shared memory is known.
+    __device__ __forceinline__ static FloatRow load_shared(u32 from) {
+        FloatRow row;
+        if (LEN == 4) {
+            asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                         : "=f"(row[0]), "=f"(row[1]), "=f"(row[LEN - 2]), "=f"(row[LEN - 1]) : "r"(from) : "memory");
+        } else {
+            asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(row[0]), "=f"(row[1]) : "r"(from) : "memory");
+        }
+        return row;
+    }
+
+    __device__ __forceinline__ void store_shared(u32 to) const {
+        if (LEN == 4) {
+            asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(values[0]), "f"(values[1]), "f"(values[LEN - 2]),
+                         "f"(values[LEN - 1]) : "memory");
+        } else {
+            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(values[0]), "f"(values[1]) : "memory");
+        }
+    }
+
+    __device__ __forceinline__ void store(float* to) const {
+        if (LEN == 4) {
+            *reinterpret_cast<float4*>(to) = {values[0], values[1], values[LEN - 2], values[LEN - 1]};
+        } else {
+            *reinterpret_cast<float2*>(to) = {values[0], values[1]};
+        }
+    }
+};
+
+__device__ __forceinline__ float2 load_shared_pair(u32 from) {
+    const FloatRow<2> pair = FloatRow<2>::load_shared(from);
+    return {pair[0], pair[1]};
+}
+
+template <u32 TILES>
 struct Lanes {
     static constexpr u32 NO_DEPTH = ~0u;
-    static constexpr u32 COPIED_QUADS = MAX_LANES / 4, COPIED_ROWS = BLOCK_THREADS / COPIED_QUADS;
+    static constexpr u32 THREADS = Block<TILES>::THREADS;
+    static constexpr u32 GROUPS = Block<TILES>::WARPS / TILES;  // warps of a tile, one a group of lanes
+    static constexpr u32 GROUP_LANES = MAX_LANES / GROUPS;
+    static constexpr u32 INSTRUCTIONS = GROUP_LANES / TILE_VALUES;
+    static constexpr u32 LEN = 2 * INSTRUCTIONS;                // lanes of a thread
+    static constexpr u32 COPIED_QUADS = MAX_LANES / 4, COPIED_ROWS = THREADS / COPIED_QUADS;
     static_assert(COPIED_ROWS % 16 == 0, "staged_lane has the same order for all rows of a thread");
+    static_assert(INSTRUCTIONS == 1 || INSTRUCTIONS == 2, "a column is a float or a pair of them");
 
     Block<TILES>& block;
     const GdnWyParams& p;
     u32 first_lane;               // of the block, within the key head's value lanes
     u32 num_lanes;
     u32 first_plane, num_planes;  // value heads of the block, counted within the key head
-    bool works;                   // whether the warp has lanes
     u32 own_lane;                 // the thread's first, within the block
-    u32 plane, column;            // its value head, and its place there
+    u32 plane, column;            // its value head, the same for all of the warp, and its place there
     u32 staged = 0;               // anchors whose states lie in shared memory, a byte each, plus one
     const float* copied_state;    // the first value that the thread copies of the first anchor's state
     // Of the row and head whose gates the thread makes.
     float dt_bias, decay_rate;
-    // Of the thread's nodes, by tile; a pair of lanes each.
-    ConvWeights<2> conv_weights;
-    ConvInputs<2> inputs[USED];
-    float2 values[USED];  // v, then d
-    float2 gates[USED], seen[USED], out[USED];
+    // Of the thread's node.
+    ConvWeights<LEN> conv_weights;
+    ConvInputs<LEN> inputs;
+    FloatRow<LEN> values;  // v, then d
+    FloatRow<LEN> gates, seen, out;
 
     __device__ __forceinline__ explicit Lanes(Block<TILES>& b) : block(b), p(b.p) {
         const u32 all_lanes = p.heads_per_key * p.value_dim;
@@ -37,29 +98,35 @@ struct Lanes {
         num_lanes = min(p.lanes, all_lanes - first_lane);
         first_plane = first_lane / p.value_dim;
         num_planes = (first_lane + num_lanes - 1) / p.value_dim - first_plane + 1;
-        works = b.warp() * WARP_VALUES < num_lanes;
-        own_lane = (works ? b.warp() * WARP_VALUES : 0) + b.lane() % 4 * 2;
+        own_lane = (has_lanes() ? group_lane() : 0) + b.lane() % 4 * LEN;
         const u32 head = (first_lane + own_lane) / p.value_dim;
         column = first_lane + own_lane - head * p.value_dim;
         plane = head - first_plane;
-        ConvWeights<2>::prefetch_from(p, channel());
+        ConvWeights<LEN>::prefetch_from(p, channel());
         copied_state = state_of(0, min(copied_lane(), num_lanes - 4)) + copied_row() * p.value_dim;
         const u32 gated_head = head_of(min(gate() / MAX_SEGMENT_ROWS, num_planes - 1));
         dt_bias = p.dt_bias[gated_head], decay_rate = -expf(p.a_log[gated_head]);
     }
 
-    // What the thread copies of states and logged updates: four lanes of every sixteenth row.
+    // What the thread copies of states and logged updates: four lanes of each `COPIED_ROWS`th row.
     __device__ static u32 copied_row() { return threadIdx.x / COPIED_QUADS; }
     __device__ static u32 copied_lane() { return threadIdx.x % COPIED_QUADS * 4; }
+    __device__ static u32 tile() { return Block<TILES>::warp() / GROUPS; }
+    // The first lane of the warp, and that of operand B's column which the thread loads, within the block.
+    __device__ static u32 group_lane() { return Block<TILES>::warp() % GROUPS * GROUP_LANES; }
+    __device__ u32 column_lane() const { return group_lane() + group() * INSTRUCTIONS; }
     __device__ u32 group() const { return block.lane() / 4; }
+    __device__ bool has_lanes() const { return group_lane() < num_lanes; }
+    // Whether the warp has lanes and nodes.
+    __device__ bool works() const { return has_lanes() && tile() * TILE_NODES < block.count; }
     __device__ u32 head_of(u32 of_plane) const { return block.key_head * p.heads_per_key + first_plane + of_plane; }
     // The thread's first value of a row.
     __device__ u32 own_value() const { return head_of(plane) * p.value_dim + column; }
     __device__ u32 channel() const { return 2 * block.keys_len() + own_value(); }
-    __device__ u32 node_of(u32 tile) const { return tile * TILE_NODES + group(); }
-    __device__ u32 row_of(u32 tile) const { return block.row_of(node_of(tile)); }
-    __device__ u64 place_of(u32 tile) const { return static_cast<u64>(block.first_row + row_of(tile)) * block.values_len() + own_value(); }
-    __device__ bool stores(u32 tile) const { return works && node_of(tile) < block.count; }
+    __device__ u32 node() const { return tile() * TILE_NODES + group(); }
+    __device__ u32 row() const { return block.row_of(node()); }
+    __device__ u64 place() const { return static_cast<u64>(block.first_row + row()) * block.values_len() + own_value(); }
+    __device__ bool stores() const { return has_lanes() && node() < block.count; }
 
     // Of an anchor, counted from the segment's first: two follow each other, a third takes the place of the first.
     __device__ u32 stage_of(u32 anchor) const { return anchor < p.num_states ? anchor : 0; }
@@ -80,7 +147,6 @@ struct Lanes {
         const u32 rows = (block.key_head * p.heads_per_key + head) * p.key_dim;
         return rows * p.value_dim + first_lane + lane - head * p.value_dim;
     }
-    __device__ const float* own_state(u32 anchor) const { return state_of(anchor, own_lane - block.lane() % 4 * 2); }
 
     // Starts to copy the state of an anchor to its stage.
     __device__ __forceinline__ void fetch_state(u32 anchor) {
@@ -144,8 +210,8 @@ struct Lanes {
 
     // The gate that the thread makes, by head and row. The first are the last warps', which have no keys to make of few rows.
     __device__ static u32 gate() {
-        static_assert(MAX_PLANES * MAX_SEGMENT_ROWS <= BLOCK_THREADS, "a thread per gate");
-        return BLOCK_THREADS - 1 - threadIdx.x;
+        static_assert(MAX_PLANES * MAX_SEGMENT_ROWS <= THREADS, "a thread per gate");
+        return THREADS - 1 - threadIdx.x;
     }
     __device__ u32 gate_place() const {
         return (block.first_row + gate() % MAX_SEGMENT_ROWS) * p.num_value_heads + head_of(gate() / MAX_SEGMENT_ROWS);
@@ -170,36 +236,35 @@ struct Lanes {
         if ((first_plane + of_plane) * p.value_dim >= first_lane) p.tail_g[gate_place()] = decay;
     }
 
+    // Whether a thread of the warp says so.
+    __device__ __forceinline__ static bool any(bool said) { return __reduce_max_sync(0xFFFFFFFF, static_cast<u32>(said)) > 0; }
+
     // Starts to load what v is made of.
     __device__ __forceinline__ void load_values() {
         conv_weights.load(p, channel());
-#pragma unroll
-        for (u32 tile = 0; tile < USED; tile++) inputs[tile].load(block, row_of(tile), channel(), true);
+        inputs.load(block, row(), channel(), true);
     }
 
     __device__ __forceinline__ void make_values() {
 #pragma unroll
-        for (u32 tile = 0; tile < USED; tile++) values[tile] = {inputs[tile].result(conv_weights, 0), inputs[tile].result(conv_weights, 1)};
+        for (u32 i = 0; i < LEN; i++) values[i] = inputs.result(conv_weights, i);
     }
 
-    // Of every node: the stretch it stands in, its ancestors' place.
+    // Where the thread's node stands, and which stretches and depths the chunk's nodes have.
     struct Places {
-        u32 depth[USED], stretch[USED], row[USED];  // NO_DEPTH where there is no node
-        u32 last_stretch, last_depth;                  // of the warp's, and so of the chunk's nodes
+        u32 depth, stretch, row;  // NO_DEPTH where there is no node
+        u32 last_depth, first_stretch, last_stretch;
     };
 
     __device__ __forceinline__ Places places() const {
+        static_assert(Block<TILES>::NODES <= WARP_LANES, "a lane per node");
         Places at;
-        u32 last = 0;
-#pragma unroll
-        for (u32 tile = 0; tile < USED; tile++) {
-            at.row[tile] = row_of(tile);
-            const u32 depth = block.rows.depth[at.row[tile]];
-            last = max(last, depth);
-            at.stretch[tile] = block.stretch_of(depth);
-            at.depth[tile] = node_of(tile) < block.count ? depth : NO_DEPTH;
-        }
-        at.last_depth = __reduce_max_sync(0xFFFFFFFF, last);
+        at.row = row();
+        const u32 depth = block.rows.depth[at.row], any_depth = block.rows.depth[block.row_of(block.lane())];
+        at.stretch = block.stretch_of(depth);
+        at.depth = node() < block.count ? depth : NO_DEPTH;
+        at.last_depth = __reduce_max_sync(0xFFFFFFFF, any_depth);
+        at.first_stretch = block.stretch_of(__reduce_min_sync(0xFFFFFFFF, any_depth));
         at.last_stretch = block.stretch_of(at.last_depth);
         return at;
     }
@@ -208,25 +273,24 @@ struct Lanes {
     // memory has room for one.
     template <bool IS_STAGED>
     __device__ __forceinline__ void multiply_states(const Places& at) {
-        u32 least = ~0u;
-#pragma unroll
-        for (u32 tile = 0; tile < USED; tile++) least = min(least, at.stretch[tile]);
-        least = __reduce_min_sync(0xFFFFFFFF, least);
+        seen = {}, out = {};
 #pragma unroll 1
-        for (u32 stretch = least; stretch <= at.last_stretch; stretch++) {
+        for (u32 stretch = at.first_stretch; stretch <= at.last_stretch; stretch++) {
             const u32 anchor = anchor_of_stretch(stretch);
-            if (!IS_STAGED && p.num_states == 0) {
-                if (works) multiply_state<false>(own_state(anchor), stretch, at);
-                continue;
-            }
-            if ((staged >> stage_of(anchor) * 8 & 0xFF) != anchor + 1) {
+            const bool is_staged = IS_STAGED || p.num_states > 0;
+            if (is_staged && (staged >> stage_of(anchor) * 8 & 0xFF) != anchor + 1) {
                 __syncthreads();
                 fetch_state(anchor);
                 thread_copy_commit();
                 thread_copy_wait<0>();
                 __syncthreads();
             }
-            if (works) multiply_state<true>(stage(anchor), stretch, at);
+            if (!works() || !any(at.stretch == stretch)) continue;
+            if (is_staged) {
+                multiply_state<true>(stage(anchor), stretch, at);
+            } else {
+                multiply_state<false>(state_of(anchor, column_lane()), stretch, at);
+            }
         }
     }
 
@@ -235,29 +299,56 @@ struct Lanes {
         return (anchor_of((block.committed_len / STRETCH + stretch) * STRETCH) - block.anchor_base) / FOLD_INTERVAL;
     }
 
-    // `state` is staged, or where the warp's lanes lie; rows that a key lacks meet zeros.
+    // Operands B of sixteen rows that lie where `row` says.
+    template <typename Row>
+    __device__ __forceinline__ static void split_columns(SplitColumn (&columns)[INSTRUCTIONS], Row row) {
+        float values[INSTRUCTIONS][4];
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            const float* from = row(i);
+            if (INSTRUCTIONS == 2) {
+                const float2 pair = *reinterpret_cast<const float2*>(from);
+                values[0][i] = pair.x, values[INSTRUCTIONS - 1][i] = pair.y;
+            } else {
+                values[0][i] = *from;
+            }
+        }
+#pragma unroll
+        for (u32 j = 0; j < INSTRUCTIONS; j++) columns[j] = split_column({values[j][0], values[j][1], values[j][2], values[j][3]});
+    }
+
+    // sums += a b over sixteen columns, a fragment of the warp's tile by all of its lanes.
+    __device__ __forceinline__ static void multiply(SplitSums (&sums)[INSTRUCTIONS], const SplitPair& fragment,
+                                                    const SplitColumn (&columns)[INSTRUCTIONS]) {
+#pragma unroll
+        for (u32 j = 0; j < INSTRUCTIONS; j++) multiply_split(sums[j], fragment, columns[j]);
+    }
+
+    // Of the thread's lane `i`: sums by k (0) or q (1).
+    __device__ __forceinline__ static float sum_of(const SplitSums (&sums)[INSTRUCTIONS], u32 i, u32 which) {
+        return sums[i % INSTRUCTIONS].value(which * 2 + i / INSTRUCTIONS);
+    }
+
+    // `state` is where the thread's column lies, or where states are staged; rows that a key lacks meet zeros.
     template <bool IS_STAGED>
     __device__ __forceinline__ void multiply_state(const float* state, u32 stretch, const Places& at) {
         const u32 own_row = block.lane() % 4 * 4, row_len = IS_STAGED ? MAX_LANES : p.value_dim;
-        state += IS_STAGED ? staged_lane(own_row, block.warp() * WARP_VALUES + group()) : group();
-        const float* keys = block.key_place(0, 0, 0) + block.lane() * 4;
-        SplitSums sums[USED];
-#pragma unroll
-        for (u32 tile = 0; tile < USED; tile++) sums[tile] = {};
-#pragma unroll(USED == 1 ? 4 : 1)
+        if (IS_STAGED) state += staged_lane(own_row, column_lane());
+        const float* keys = block.key_place(tile() * TILE_NODES, 0, 0) + block.lane() * 4;
+        SplitSums sums[INSTRUCTIONS] = {};
+#pragma unroll(TILES == 1 ? 4 : 2)
         for (u32 step = 0; step < KEY_STEPS; step++) {
             const u32 row = step * KEY_STEP + own_row;
             const float* rows = state + (IS_STAGED ? step * KEY_STEP * MAX_LANES : row < p.key_dim ? row * row_len : 0);
-            const SplitColumn column_of_state = split_column({rows[0], rows[row_len], rows[2 * row_len], rows[3 * row_len]});
-#pragma unroll
-            for (u32 tile = 0; tile < USED; tile++) multiply_split(sums[tile], split_pair(keys + (tile * KEY_STEPS + step) * FRAGMENT_LEN), column_of_state);
+            SplitColumn columns[INSTRUCTIONS];
+            split_columns(columns, [&](u32 i) { return rows + i * row_len; });
+            multiply(sums, split_pair(keys + step * FRAGMENT_LEN), columns);
         }
+        const bool reads = at.stretch == stretch;
 #pragma unroll
-        for (u32 tile = 0; tile < USED; tile++) {
-            const bool reads = at.stretch[tile] == stretch;
-            seen[tile] = {reads ? sums[tile].value(0) : seen[tile].x, reads ? sums[tile].value(1) : seen[tile].y};
-            out[tile] = {reads ? sums[tile].value(2) : out[tile].x, reads ? sums[tile].value(3) : out[tile].y};
+        for (u32 i = 0; i < LEN; i++) {
+            seen[i] = reads ? sum_of(sums, i, 0) : seen[i];
+            out[i] = reads ? sum_of(sums, i, 1) : out[i];
         }
     }
-
 };

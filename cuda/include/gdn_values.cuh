@@ -14,34 +14,40 @@ __device__ __forceinline__ void store_output(const RowsOutput& y, u32 row, u32 c
     if (column + 2 == y.width) y.pad(row, 0, 1);
 }
 
-template <u32 TILES, u32 USED>
-struct Values : Lanes<TILES, USED> {
-    typedef Lanes<TILES, USED> Base;
+template <u32 TILES>
+struct Values : Lanes<TILES> {
+    typedef Lanes<TILES> Base;
     typedef typename Base::Places Places;
-    using Base::block, Base::p, Base::NO_DEPTH;
-    using Base::column, Base::first_lane, Base::own_lane, Base::plane, Base::works;
+    typedef SplitSums Sums[Base::INSTRUCTIONS];
+    static constexpr u32 UPDATE_BYTES = UPDATE_ROW * sizeof(float);
+    using Base::block, Base::p, Base::NO_DEPTH, Base::LEN;
+    using Base::column, Base::first_lane, Base::own_lane, Base::plane;
     using Base::gates, Base::out, Base::seen, Base::values;
-    using Base::group, Base::node_of, Base::own_value, Base::place_of, Base::row_of, Base::stores;
+    using Base::group, Base::has_lanes, Base::node, Base::own_value, Base::place, Base::row, Base::stores, Base::works;
 
-    float2 norm_weight;
+    FloatRow<LEN> norm_weight;
 
     __device__ __forceinline__ explicit Values(Block<TILES>& b) : Base(b) {}
 
     // Starts to load what makes y of o.
-    __device__ __forceinline__ void load_gates() {
-        norm_weight = *reinterpret_cast<const float2*>(p.norm_weight + column);
+    __device__ __forceinline__ void load_gates() { gates = FloatRow<LEN>::load(p.z + place()); }
+    __device__ __forceinline__ void load_norm_weight() { norm_weight = FloatRow<LEN>::load(p.norm_weight + column); }
+
+    __device__ __forceinline__ void add_entry(float2 factor, const FloatRow<LEN>& d) {
 #pragma unroll
-        for (u32 tile = 0; tile < USED; tile++) gates[tile] = *reinterpret_cast<const float2*>(p.z + place_of(tile));
+        for (u32 i = 0; i < LEN; i++) seen[i] = __fmaf_rn(factor.x, d[i], seen[i]), out[i] = __fmaf_rn(factor.y, d[i], out[i]);
     }
 
-    __device__ __forceinline__ static void add_entry(float2& seen, float2& out, float2 factor, float2 d) {
-        seen.x = __fmaf_rn(factor.x, d.x, seen.x), seen.y = __fmaf_rn(factor.x, d.y, seen.y);
-        out.x = __fmaf_rn(factor.y, d.x, out.x), out.y = __fmaf_rn(factor.y, d.y, out.y);
+    // An address in shared memory, in a register for good.
+    __device__ __forceinline__ static u32 fixed_address(const void* place) {
+        u32 address = shared_address(place);
+        asm volatile("" : "+r"(address));
+        return address;
     }
 
     // From the products with the state to d (over v) and o.
     __device__ __forceinline__ void add_entries(const Places& at) {
-        if (!works) return;
+        if (!works()) return;
         if (at.last_stretch == 0) {
             add_all<true>(at);
         } else {
@@ -52,15 +58,13 @@ struct Values : Lanes<TILES, USED> {
     // `IS_FIRST` promises that all nodes stand in the stretch in which the segment begins.
     template <bool IS_FIRST>
     __device__ __forceinline__ void add_all(const Places& at) {
-        SplitSums whole[USED];  // over stretches before the own
-#pragma unroll
-        for (u32 tile = 0; tile < USED; tile++) whole[tile] = {};
+        Sums whole = {};  // over stretches before the own
         add_committed<IS_FIRST>(at, whole);
         float* updates = block.memory + p.shared.updates + own_lane;
         if (IS_FIRST) {
             enter_stretch<true>(at, 0, whole);
             add_logged<true>(at);
-            add_paths(at, 0, at.last_depth + 1, updates);
+            add_path(at, 0, at.last_depth + 1, updates);
         } else {
 #pragma unroll 1
             for (u32 stretch = 0; stretch <= at.last_stretch; stretch++) {
@@ -68,108 +72,105 @@ struct Values : Lanes<TILES, USED> {
                 enter_stretch<false>(at, stretch, whole);
                 const u32 begin = block.stretch_depth(stretch), end = min(block.stretch_depth(stretch + 1), at.last_depth + 1);
                 if (stretch == 0) add_logged<false>(at);
-                add_paths(at, begin, end, updates);
+                add_path(at, begin, end, updates);
             }
         }
+        const float own = block.products(block.own_entry())[node()].y;
 #pragma unroll
-        for (u32 tile = 0; tile < USED; tile++) {
-            const float own = block.products(block.own_entry())[node_of(tile)].y;
-            out[tile] = {__fmaf_rn(own, values[tile].x, out[tile].x), __fmaf_rn(own, values[tile].y, out[tile].y)};
-            if (stores(tile)) *reinterpret_cast<float2*>(p.tail_d + place_of(tile)) = values[tile];
-        }
+        for (u32 i = 0; i < LEN; i++) out[i] = __fmaf_rn(own, values[i], out[i]);
     }
 
-    // Adds sixteen positions of the two stretches before the own to all nodes.
-    __device__ __forceinline__ void add_step(u32 step, const SplitColumn& by, SplitSums (&sums)[USED]) const {
-        const float* factors = block.weighed(plane) + step * FRAGMENT_LEN + block.lane() * 4;
-#pragma unroll
-        for (u32 tile = 0; tile < USED; tile++) multiply_split(sums[tile], split_pair(factors + tile * 2 * STRETCH_STEPS * FRAGMENT_LEN), by);
+    // Writes d down.
+    __device__ __forceinline__ void store_updates() const {
+        if (stores()) values.store(p.tail_d + place());
     }
 
-    // Adds one whole stretch, the first (0) or second (1) before the own, to the nodes that `reads` says.
-    template <typename Column, typename Reads>
-    __device__ __forceinline__ void add_whole(u32 which, SplitSums (&whole)[USED], Column column_of_step, Reads reads) const {
-        SplitSums sums[USED];
+    // Adds sixteen positions of the two stretches before the own.
+    __device__ __forceinline__ void add_step(u32 step, const SplitColumn (&by)[Base::INSTRUCTIONS], Sums& sums) const {
+        const float* factors = block.weighed(plane) + (Base::tile() * 2 * STRETCH_STEPS + step) * FRAGMENT_LEN + block.lane() * 4;
+        Base::multiply(sums, split_pair(factors), by);
+    }
+
+    // Adds one whole stretch, the first (0) or second (1) before the own, to the thread's node if it reads it; `row(step, i)` is
+    // where the column's rows lie.
+    template <typename Row>
+    __device__ __forceinline__ void add_whole(u32 which, Sums& whole, Row row, bool reads) const {
+        Sums sums;
 #pragma unroll
-        for (u32 tile = 0; tile < USED; tile++) sums[tile] = whole[tile];
+        for (u32 j = 0; j < Base::INSTRUCTIONS; j++) sums[j] = whole[j];
 #pragma unroll 1
-        for (u32 step = 0; step < STRETCH_STEPS; step++) add_step(which * STRETCH_STEPS + step, column_of_step(step), sums);
+        for (u32 step = 0; step < STRETCH_STEPS; step++) {
+            SplitColumn by[Base::INSTRUCTIONS];
+            Base::split_columns(by, [&](u32 i) { return row(step, i); });
+            add_step(which * STRETCH_STEPS + step, by, sums);
+        }
 #pragma unroll
-        for (u32 tile = 0; tile < USED; tile++) {
-            if (reads(tile)) whole[tile] = sums[tile];
+        for (u32 j = 0; j < Base::INSTRUCTIONS; j++) {
+            if (reads) whole[j] = sums[j];
         }
     }
 
     // Whole stretches of logged entries.
     template <bool IS_FIRST>
-    __device__ __forceinline__ void add_committed(const Places& at, SplitSums (&whole)[USED]) const {
-        const float* log_d = block.memory + p.shared.log_d + staged_lane(block.lane() % 4 * 4, block.warp() * WARP_VALUES + group());
+    __device__ __forceinline__ void add_committed(const Places& at, Sums& whole) const {
+        const float* log_d = block.memory + p.shared.log_d + staged_lane(block.lane() % 4 * 4, Base::column_lane());
         const u32 own = block.committed_len / STRETCH;
-        const auto column = [](const float* rows) { return split_column({rows[0], rows[MAX_LANES], rows[2 * MAX_LANES], rows[3 * MAX_LANES]}); };
         if (IS_FIRST) {
             const float* from = log_d + (own * STRETCH - block.anchor_base) * MAX_LANES;
-#pragma unroll(USED == 1 ? 2 : 1)
+#pragma unroll 2
             for (u32 back = min(own, 2u) * STRETCH_STEPS; back > 0; back--) {
-                add_step(2 * STRETCH_STEPS - back, column(from - back * 16 * MAX_LANES), whole);
+                SplitColumn by[Base::INSTRUCTIONS];
+                Base::split_columns(by, [&](u32 i) { return from - back * 16 * MAX_LANES + i * MAX_LANES; });
+                add_step(2 * STRETCH_STEPS - back, by, whole);
             }
             return;
         }
 #pragma unroll 1
         for (u32 stretch = 0; stretch <= min(at.last_stretch, 1u); stretch++) {
+            const bool reads = at.stretch == stretch;
+            if (!Base::any(reads)) continue;
 #pragma unroll 1
             for (u32 which = own + stretch < 2 ? 2 - own - stretch : 0; which + stretch < 2; which++) {
                 const float* from = log_d + ((own + stretch + which - 2) * STRETCH - block.anchor_base) * MAX_LANES;
-                add_whole(which, whole, [&](u32 step) { return column(from + step * 16 * MAX_LANES); },
-                          [&](u32 tile) { return at.stretch[tile] == stretch; });
+                add_whole(which, whole, [&](u32 step, u32 i) { return from + (step * 16 + i) * MAX_LANES; }, reads);
             }
         }
     }
 
     // Whole stretches that end before `stretch` begins and are not all committed: each node's has its own ancestors, and
     // nodes that share the last of them share all.
-    __device__ __forceinline__ void add_stretch(const Places& at, u32 stretch, SplitSums (&whole)[USED]) const {
-        const u32 last_level = block.stretch_depth(stretch) - 1, c = block.lane() % 4;
-        const u32 lane = block.warp() * WARP_VALUES + group();
+    __device__ __forceinline__ void add_stretch(const Places& at, u32 stretch, Sums& whole) const {
+        const u32 last_level = block.stretch_depth(stretch) - 1, c = block.lane() % 4, lane = Base::column_lane();
 #pragma unroll 1
         for (u32 which = 2; which-- > 0;) {
             // Nodes of `stretch` read it as the second, those of the next as the first.
-            const u32 readers = stretch + 1 - which;
-            u32 last[USED];  // of the ancestors
-#pragma unroll
-            for (u32 tile = 0; tile < USED; tile++) {
-                const bool reads = at.depth[tile] != NO_DEPTH && at.stretch[tile] == readers;
-                last[tile] = reads ? block.rows.ancestors[last_level][at.row[tile]] : ~0u;
-            }
+            const bool reads = at.depth != NO_DEPTH && at.stretch == stretch + 1 - which;
+            u32 last = reads ? block.rows.ancestors[last_level][at.row] : ~0u;  // of the ancestors
             while (true) {
-                u32 next = ~0u;
-#pragma unroll
-                for (u32 tile = 0; tile < USED; tile++) next = min(next, last[tile]);
-                next = __reduce_min_sync(0xFFFFFFFF, next);
+                const u32 next = __reduce_min_sync(0xFFFFFFFF, last);
                 if (next == ~0u) break;
-                const auto d_of = [&](u32 step, u32 i) {
+                const auto row_of = [&](u32 step, u32 i) {
                     // How far the position lies behind the log.
                     const int level = static_cast<int>(last_level + 1 + step * 16 + c * 4 + i) - static_cast<int>(STRETCH);
                     const u32 logged = p.shared.log_d + staged_lane(block.log_len + level, lane);
                     const u32 of_path = p.shared.updates + block.rows.ancestors[level < 0 ? 0 : level][next] * UPDATE_ROW + lane;
-                    return block.memory[level < 0 ? logged : of_path];
+                    return block.memory + (level < 0 ? logged : of_path);
                 };
-                add_whole(which, whole, [&](u32 step) { return split_column({d_of(step, 0), d_of(step, 1), d_of(step, 2), d_of(step, 3)}); },
-                          [&](u32 tile) { return last[tile] == next; });
-#pragma unroll
-                for (u32 tile = 0; tile < USED; tile++) last[tile] = last[tile] == next ? ~0u : last[tile];
+                add_whole(which, whole, row_of, last == next);
+                if (last == next) last = ~0u;
             }
         }
     }
 
-    // State and whole stretches together, for the nodes whose own stretch begins.
+    // State and whole stretches together, if the node's own stretch begins.
     template <bool IS_FIRST>
-    __device__ __forceinline__ void enter_stretch(const Places& at, u32 stretch, const SplitSums (&whole)[USED]) {
+    __device__ __forceinline__ void enter_stretch(const Places& at, u32 stretch, const Sums& whole) {
+        if (!IS_FIRST && at.stretch != stretch) return;
+        const float scale = block.rows.from_state[plane][at.row];
 #pragma unroll
-        for (u32 tile = 0; tile < USED; tile++) {
-            if (!IS_FIRST && at.stretch[tile] != stretch) continue;
-            const float scale = block.rows.from_state[plane][at.row[tile]];
-            seen[tile] = {__fmaf_rn(scale, seen[tile].x, whole[tile].value(0)), __fmaf_rn(scale, seen[tile].y, whole[tile].value(1))};
-            out[tile] = {__fmaf_rn(scale, out[tile].x, whole[tile].value(2)), __fmaf_rn(scale, out[tile].y, whole[tile].value(3))};
+        for (u32 i = 0; i < LEN; i++) {
+            seen[i] = __fmaf_rn(scale, seen[i], Base::sum_of(whole, i, 0));
+            out[i] = __fmaf_rn(scale, out[i], Base::sum_of(whole, i, 1));
         }
     }
 
@@ -178,147 +179,117 @@ struct Values : Lanes<TILES, USED> {
     __device__ __forceinline__ void add_logged(const Places& at) {
         const u32 count = block.committed_len % STRETCH;
         const float* log_d = block.memory + p.shared.log_d + (block.log_len - count) * MAX_LANES;
-        const float2* factors = block.own(plane) + group();
-        const auto add = [&](const float* from, const float2* by) {
-            const float2 d = *reinterpret_cast<const float2*>(from);
-#pragma unroll
-            for (u32 tile = 0; tile < USED; tile++) {
-                const float2 factor = by[tile * TILE_NODES];
-                if (IS_FIRST || at.stretch[tile] == 0) add_entry(seen[tile], out[tile], factor, d);
-            }
-        };
+        const float2* factors = block.own(plane) + node();
+        const bool reads = IS_FIRST || at.stretch == 0;
         u32 entry = 0;
 #pragma unroll 1
         for (; entry + 4 <= count; entry += 4, factors += 4 * block.NODE_STRIDE) {
             const float* from = log_d + staged_lane(entry, own_lane);  // of four rows in the same order
-#pragma unroll(USED == 4 ? 2 : 4)
-            for (u32 i = 0; i < 4; i++) add(from + i * MAX_LANES, factors + i * block.NODE_STRIDE);
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                if (reads) add_entry(factors[i * block.NODE_STRIDE], FloatRow<LEN>::load(from + i * MAX_LANES));
+            }
         }
 #pragma unroll 1
-        for (; entry < count; entry++, factors += block.NODE_STRIDE) add(log_d + staged_lane(entry, own_lane), factors);
-    }
-
-    // Entries of the nodes' own paths, level by level, within one stretch.
-    __device__ __forceinline__ void add_paths(const Places& at, u32 begin, u32 end, float* updates) {
-        float beta[USED];
-#pragma unroll
-        for (u32 tile = 0; tile < USED; tile++) beta[tile] = block.rows.beta[plane][at.row[tile]];
-        u32 level = add_levels<0>(at, begin, begin, end, beta, updates);
-        if (USED > 1) level = add_levels<1>(at, begin, level, end, beta, updates);
-        if (USED > 2) level = add_levels<2>(at, begin, level, end, beta, updates);
-        if (USED > 2) level = add_levels<3>(at, begin, level, end, beta, updates);
-    }
-
-    // Those levels from `level` on that a tile up to `FIRST` has, for it and those behind it: rows come in topological order,
-    // so the first tiles are mostly done first. Returns the next level.
-    template <u32 FIRST>
-    __device__ __forceinline__ u32 add_levels(const Places& at, u32 begin, u32 level, u32 end, const float (&beta)[USED], float* updates) {
-        u32 stop = end;
-        if (FIRST + 1 < USED) {
-            const u32 depth = at.depth[FIRST < USED ? FIRST : 0];
-            stop = min(end, __reduce_max_sync(0xFFFFFFFF, depth == NO_DEPTH ? 0 : depth) + 1);
+        for (; entry < count; entry++, factors += block.NODE_STRIDE) {
+            if (reads) add_entry(*factors, FloatRow<LEN>::load(log_d + staged_lane(entry, own_lane)));
         }
-        const float2* factors = block.own(plane) + (block.committed_len + begin) % STRETCH * block.NODE_STRIDE + group();
-        float2 factor[USED];
-        u32 source[USED];
-        const auto load = [&](u32 of_level) {
-#pragma unroll
-            for (u32 tile = FIRST; tile < USED; tile++) {
-                source[tile] = block.rows.ancestors[of_level][at.row[tile]];
-                factor[tile] = factors[(of_level - begin) * block.NODE_STRIDE + tile * TILE_NODES];
+    }
+
+    // Entries of the node's own path, level by level, within one stretch. Warps of the same lanes meet at every level: behind
+    // that all can read what one has left. Addresses are worked out once, and not for every level anew.
+    __device__ __forceinline__ void add_path(const Places& at, u32 begin, u32 end, float* updates) {
+        const float beta = block.rows.beta[plane][at.row];
+        // Levels from which the node has an entry to add; behind the tile's last one it only meets the others.
+        const u32 last = at.depth < end ? at.depth : 0, tile_last = __reduce_max_sync(0xFFFFFFFF, last);
+        const u32 position = (block.committed_len + begin) % STRETCH;
+        const u32 updates_at = fixed_address(updates), own_at = updates_at + at.row * UPDATE_BYTES;
+        u32 factor_at = fixed_address(block.own(plane) + position * block.NODE_STRIDE + node());
+        u32 source_at = fixed_address(&block.rows.ancestors[begin][at.row]);
+        const u32 meeting = block.warp() % Base::GROUPS + 1, meeting_threads = (block.count + TILE_NODES - 1) / TILE_NODES * WARP_LANES;
+        const auto meet = [&] {
+            if (TILES == 1) {
+                __syncwarp();
+            } else {
+                asm volatile("bar.sync %0, %1;" ::"r"(meeting), "r"(meeting_threads) : "memory");
             }
         };
-        if (level < stop) load(level);
+        u32 level = begin;
 #pragma unroll 1
-        while (level < stop) {
+        for (; level < end && level <= tile_last; level++) {
+            const float2 factor = load_shared_pair(factor_at);
+            const u32 source = load_shared_u8(source_at);
+            if (at.depth == level) {
+                // The node has all its entries.
 #pragma unroll
-            for (u32 tile = FIRST; tile < USED; tile++) {
-                // d of the nodes that have all their entries.
-                if (at.depth[tile] != level) continue;
-                const float2 d = {__fmul_rn(beta[tile], __fsub_rn(values[tile].x, seen[tile].x)), __fmul_rn(beta[tile], __fsub_rn(values[tile].y, seen[tile].y))};
-                values[tile] = d;
-                *reinterpret_cast<float2*>(updates + at.row[tile] * UPDATE_ROW) = d;
+                for (u32 i = 0; i < LEN; i++) values[i] = __fmul_rn(beta, __fsub_rn(values[i], seen[i]));
+                values.store_shared(own_at);
             }
-            __syncwarp();
-            float2 d[USED], by[USED];
-#pragma unroll
-            for (u32 tile = FIRST; tile < USED; tile++) {
-                d[tile] = *reinterpret_cast<const float2*>(updates + source[tile] * UPDATE_ROW);
-                by[tile] = factor[tile];
-            }
-            const u32 done = level++;
-            load(min(level, stop - 1));
-#pragma unroll
-            for (u32 tile = FIRST; tile < USED; tile++) {
-                if (at.depth[tile] > done && at.depth[tile] < end) add_entry(seen[tile], out[tile], by[tile], d[tile]);
-            }
+            meet();
+            if (level < last) add_entry(factor, FloatRow<LEN>::load_shared(updates_at + source * UPDATE_BYTES));
+            factor_at += block.NODE_STRIDE * sizeof(float2), source_at += MAX_SEGMENT_ROWS;
         }
-        return level;
+#pragma unroll 1
+        for (; level < end; level++) meet();
     }
 
-    // Squares of o over the warp's lanes.
-    __device__ __forceinline__ float square_sum(u32 tile) const {
-        float squares = __fmaf_rn(out[tile].y, out[tile].y, out[tile].x * out[tile].x);
+    // Squares of o over the eight lanes of which the thread has some.
+    __device__ __forceinline__ float square_sum() const {
+        float squares = __fmaf_rn(out[1], out[1], out[0] * out[0]);
+        if (LEN == 4) squares += __fmaf_rn(out[LEN - 1], out[LEN - 1], out[LEN - 2] * out[LEN - 2]);
         squares += __shfl_xor_sync(0xFFFFFFFF, squares, 1);
-        squares += __shfl_xor_sync(0xFFFFFFFF, squares, 2);
+        if (LEN == 2) squares += __shfl_xor_sync(0xFFFFFFFF, squares, 2);
         return squares;
     }
 
-    __device__ u32 squares_row() const { return p.num_slices * p.lanes / WARP_VALUES + 1; }
-    __device__ u32 own_group() const { return (first_lane + own_lane) / WARP_VALUES; }
+    __device__ u32 squares_row() const { return p.num_slices * p.lanes / TILE_VALUES + 1; }
+    __device__ u32 own_group() const { return (first_lane + own_lane) / TILE_VALUES; }
 
     __device__ __forceinline__ void finish_gates() {
 #pragma unroll
-        for (u32 tile = 0; tile < USED; tile++) gates[tile] = {silu(gates[tile].x), silu(gates[tile].y)};
+        for (u32 i = 0; i < LEN; i++) gates[i] = silu(gates[i]);
     }
 
-    // Gives the squares of the own lanes to all blocks of the key head: each thread of a node to every fourth.
+    // Gives the squares of the own lanes to all blocks of the key head: the threads that have them, to some blocks each.
     __device__ __forceinline__ void share_squares() const {
-        if (!works) return;
-        const u32 base = shared_address(block.memory + p.shared.squares + group() * squares_row() + own_group());
+        if (!works()) return;
+        constexpr u32 THREADS = TILE_VALUES / LEN;  // that have the same
+        const float squares = square_sum();
+        const u32 base = shared_address(block.memory + p.shared.squares + node() * squares_row() + own_group());
         const u32 barrier = block.barrier_of(Exchange::SQUARES);
-        float squares[USED];
 #pragma unroll
-        for (u32 tile = 0; tile < USED; tile++) squares[tile] = square_sum(tile);
-#pragma unroll
-        for (u32 i = 0; i < 2; i++) {
-            const u32 rank = block.lane() % 4 + i * 4, to = min(rank, p.num_slices - 1);
-            const u32 there = address_in_block(base, to), barrier_there = address_in_block(barrier, to);
-#pragma unroll
-            for (u32 tile = 0; tile < USED; tile++) {
-                const bool is_wanted = rank < p.num_slices && node_of(tile) < block.count;
-                store_in_block(there + tile * TILE_NODES * squares_row() * sizeof(float), squares[tile], barrier_there, is_wanted);
-            }
+        for (u32 i = 0; i < MAX_SLICES / THREADS; i++) {
+            const u32 rank = block.lane() % THREADS + i * THREADS, to = min(rank, p.num_slices - 1);
+            store_in_block(address_in_block(base, to), squares, address_in_block(barrier, to), rank < p.num_slices && node() < block.count);
         }
     }
 
-    // y from o and the squares of all lanes of its head: every fourth warp's by each thread of a node, then theirs.
+    // y from o and the squares of all lanes of its head: every fourth eight lanes' by each thread of a node, then theirs.
     __device__ __forceinline__ void store_outputs() const {
-        const u32 num_squares = p.value_dim / WARP_VALUES, first = own_group() - column / WARP_VALUES;
-        const float* squares = block.memory + p.shared.squares + group() * squares_row() + first;
-        float sums[USED] = {};
+        if (!works()) return;
+        const u32 num_squares = p.value_dim / TILE_VALUES, first = own_group() - column / TILE_VALUES;
+        const float* squares = block.memory + p.shared.squares + node() * squares_row() + first;
+        float sum = 0.0f;
 #pragma unroll 4
-        for (u32 i = block.lane() % 4; i < num_squares; i += 4) {
-#pragma unroll
-            for (u32 tile = 0; tile < USED; tile++) sums[tile] += squares[tile * TILE_NODES * squares_row() + i];
-        }
+        for (u32 i = block.lane() % 4; i < num_squares; i += 4) sum += squares[i];
         __syncwarp();
+        sum += __shfl_xor_sync(0xFFFFFFFF, sum, 1);
+        sum += __shfl_xor_sync(0xFFFFFFFF, sum, 2);
+        if (!stores()) return;
+        const float scale = norm_scale(p, sum);
 #pragma unroll
-        for (u32 tile = 0; tile < USED; tile++) {
-            sums[tile] += __shfl_xor_sync(0xFFFFFFFF, sums[tile], 1);
-            sums[tile] += __shfl_xor_sync(0xFFFFFFFF, sums[tile], 2);
-            if (stores(tile)) store_output(p.y, block.first_row + row_of(tile), own_value(), out[tile], norm_scale(p, sums[tile]), norm_weight, gates[tile]);
+        for (u32 i = 0; i < LEN; i += 2) {
+            const float2 o = {out[i], out[i + 1]}, weight = {norm_weight[i], norm_weight[i + 1]}, gate = {gates[i], gates[i + 1]};
+            store_output(p.y, block.first_row + row(), own_value() + i, o, scale, weight, gate);
         }
     }
 
     // o and its squares, for a later launch.
     __device__ __forceinline__ void keep_outputs() const {
-#pragma unroll
-        for (u32 tile = 0; tile < USED; tile++) {
-            const float squares = square_sum(tile);
-            if (!stores(tile)) continue;
-            *reinterpret_cast<float2*>(p.outputs + place_of(tile)) = out[tile];
-            if (block.lane() % 4 == 0) p.squares[place_of(tile) / WARP_VALUES] = squares;
-        }
+        if (!works()) return;
+        const float squares = square_sum();
+        if (!stores()) return;
+        out.store(p.outputs + place());
+        if (place() % TILE_VALUES == 0) p.squares[place() / TILE_VALUES] = squares;
     }
 };

@@ -7,9 +7,7 @@
 use super::bf16_matmul::Epilogue;
 use super::matmul_rows::{ArrangedRows, GROUP_ROWS, MatmulInput};
 use super::row_format::RowFormat;
-use super::skinny_weights::{
-    OCTET, SkinnyWeights, SliceFormat, SliceMap, TILE_CHANNELS, TILE_COLUMNS,
-};
+use super::skinny_weights::{OCTET, SkinnyWeights, SliceFormat, SliceMap, TILE_CHANNELS};
 use super::w12_matmul::WeightView;
 use super::wgmma_matmul::{WgmmaConfig, WgmmaMatmul};
 use crate::device::Buffer;
@@ -119,10 +117,7 @@ impl SkinnyConfig {
             && (2..=8).contains(&num_groups)
             && (!is_tight || stack.num_tiles <= limits.num_multiprocessors);
         let cluster_blocks = if in_cluster { num_groups } else { 1 };
-        let tile_bytes = match view {
-            WeightView::Exact => stack.format.tile_bytes(),
-            WeightView::Q => TILE_CHANNELS * TILE_COLUMNS,
-        };
+        let tile_bytes = stack.format.read_bytes(view);
         let slot_bytes = stack.format.note_bytes() + map.slice_tiles() * tile_bytes + BARRIER_BYTES;
         let buffers = SUM_BUFFERS * block_octets;
         let fixed = |inbox_slots: usize| {

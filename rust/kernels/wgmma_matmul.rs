@@ -73,10 +73,7 @@ impl WgmmaConfig {
 
     fn choose(stack: Stack, view: WeightView, num_rows: usize, limits: Limits) -> Self {
         let tile_rows = tile_rows(num_rows);
-        let tile_bytes = match view {
-            WeightView::Exact => stack.format.tile_bytes(),
-            WeightView::Q => TILE_CHANNELS * TILE_COLUMNS,
-        };
+        let tile_bytes = stack.format.read_bytes(view);
         let map = SliceMap::of(stack.in_features);
         let slot_bytes = stack.format.note_bytes() + map.slice_tiles() * tile_bytes;
         let block_tiles = block_tiles(stack.format, view, tile_rows);

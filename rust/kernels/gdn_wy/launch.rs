@@ -8,17 +8,21 @@ use crate::error::KernelError;
 use crate::kernels::launcher::Launcher;
 use crate::kernels::matmul_rows::CudaRows;
 use crate::kernels::paths::CudaPaths;
+use crate::kernels::upcoming_weights::UpcomingWeights;
 use crate::kernels::{Kernel, check_size};
 
-const BLOCK_THREADS: usize = 256;
+const NORM_THREADS: usize = 256;
+const WARP_LANES: usize = 32;
 /// Rows of a tile.
 const TILE_ROWS: usize = 8;
 /// Tiles that a chunk of rows may have; the entries of `gdn_wy.cu`.
 const CHUNK_TILES: [usize; 3] = [4, 2, 1];
 /// Length of a key in shared memory; shorter ones are padded.
 const KEY_LEN: usize = 128;
-/// Value lanes of a warp.
-const WARP_VALUES: usize = 8;
+/// Value lanes of a matrix instruction.
+const TILE_VALUES: usize = 8;
+/// Value lanes of a warp of the largest chunks, which all belong to one head.
+const MOST_WARP_VALUES: usize = 16;
 /// Value lanes that a block may have.
 const BLOCK_LANES: [usize; 4] = [16, 32, 48, MAX_LANES];
 const MAX_LANES: usize = 64;
@@ -73,6 +77,7 @@ struct GdnWyParams {
     tail_d: u64,
     tail_g: u64,
     y: CudaRows,
+    upcoming: UpcomingWeights,
     outputs: u64,
     squares: u64,
     shared: SharedLayout,
@@ -102,6 +107,8 @@ struct Split {
     num_planes: usize,
     /// Most rows of a segment.
     max_rows: usize,
+    /// Most tiles of a chunk.
+    max_tiles: usize,
 }
 
 impl Split {
@@ -115,7 +122,7 @@ impl Split {
             (
                 "value_dim",
                 value_dim,
-                value_dim.next_multiple_of(WARP_VALUES),
+                value_dim.next_multiple_of(TILE_VALUES),
             ),
             ("key_dim", key_dim, key_dim.next_multiple_of(4).min(KEY_LEN)),
             ("conv_kernel", taps, taps.min(MAX_TAPS)),
@@ -158,7 +165,21 @@ impl Split {
             num_slices,
             num_planes,
             max_rows: args.paths.longest_of(args.segments.clone()),
+            max_tiles: Self::max_tiles(value_dim),
         })
+    }
+
+    fn max_tiles(value_dim: usize) -> usize {
+        if value_dim.is_multiple_of(MOST_WARP_VALUES) {
+            CHUNK_TILES[0]
+        } else {
+            CHUNK_TILES[1]
+        }
+    }
+
+    /// Threads of a block that takes chunks of `tiles`; `BLOCK_THREADS` of `gdn_block.cuh`.
+    fn block_threads(tiles: usize) -> usize {
+        WARP_LANES * if tiles == 1 { 8 } else { 16 }
     }
 
     /// Places for factors of a row: logged entries, its path, itself.
@@ -182,7 +203,7 @@ impl Split {
             keys: take(nodes * 2 * KEY_LEN),
             products: take(self.max_entries() * pairs * 2),
             updates: take(self.max_rows * UPDATE_ROW),
-            squares: take(nodes * (self.num_slices * self.lanes / WARP_VALUES + 1)),
+            squares: take(nodes * (self.num_slices * self.lanes / TILE_VALUES + 1)),
             weighed: take(self.num_planes * nodes * 2 * 2 * FOLD_INTERVAL),
             own: take(self.num_planes * FOLD_INTERVAL * pairs * 2),
             ..SharedLayout::default()
@@ -217,7 +238,7 @@ impl Split {
     fn chunk(&self, limit: usize) -> Option<(usize, usize)> {
         let wanted = self.max_rows.div_ceil(TILE_ROWS);
         let most = CHUNK_TILES.into_iter().rev().find(|&tiles| tiles >= wanted);
-        let most = most.unwrap_or(CHUNK_TILES[0]);
+        let most = most.unwrap_or(CHUNK_TILES[0]).min(self.max_tiles);
         let sizes = CHUNK_TILES.into_iter().filter(|&tiles| tiles <= most);
         sizes
             .flat_map(|tiles| {
@@ -261,7 +282,7 @@ pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), Kerne
     let outputs = if in_clusters {
         0
     } else {
-        launcher.scratch(outputs_bytes + outputs_bytes / WARP_VALUES)?
+        launcher.scratch(outputs_bytes + outputs_bytes / TILE_VALUES)?
     };
     let (weights, cache, tail) = (&args.weights, args.cache, &*args.tail);
     let params = GdnWyParams {
@@ -285,6 +306,7 @@ pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), Kerne
         y: args
             .y
             .on_cuda(&launcher, args.paths.num_rows(), shape.values_len())?,
+        upcoming: args.upcoming,
         outputs,
         squares: outputs + outputs_bytes as u64,
         shared: layout,
@@ -311,7 +333,7 @@ pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), Kerne
         } else {
             1
         },
-        ..Shape::of_blocks(num_blocks, BLOCK_THREADS)
+        ..Shape::of_blocks(num_blocks, Split::block_threads(tiles))
     };
     // SAFETY: `params` mirrors the kernel's; `check` saw that all buffers are as long as the shape asks, the scratch and
     // the shared memory were sized above.
@@ -324,8 +346,8 @@ pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), Kerne
         if in_clusters {
             return Ok(());
         }
-        let num_groups = rows.len() * shape.values_len() / WARP_VALUES;
-        let norms = Shape::of_blocks(num_groups.div_ceil(BLOCK_THREADS), BLOCK_THREADS);
+        let num_groups = rows.len() * shape.values_len() / TILE_VALUES;
+        let norms = Shape::of_blocks(num_groups.div_ceil(NORM_THREADS), NORM_THREADS);
         launcher.run("gdn_wy_norm", norms, &params)
     }
 }
@@ -349,6 +371,7 @@ mod tests {
                     num_slices: 6,
                     num_planes: 1,
                     max_rows,
+                    max_tiles: CHUNK_TILES[0],
                 };
                 let (tiles, num_states) = split.chunk(limit - STATIC_SHARED_BYTES).unwrap();
                 let (_, bytes) = split.layout(tiles, num_states);
