@@ -26,8 +26,8 @@ use super::timing::{call_us, graph_us};
 
 const VOCAB: usize = 248_320;
 const HIDDEN: usize = 5120;
-const NUM_ROWS: [usize; 4] = [1, 8, 16, 32];
-const MAX_ROWS: usize = 32;
+const NUM_ROWS: [usize; 5] = [1, 8, 16, 32, 40];
+const MAX_ROWS: usize = 40;
 /// Calls in a graph.
 const NUM_CALLS: usize = 4;
 
