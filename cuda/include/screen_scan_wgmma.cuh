@@ -166,21 +166,20 @@ __device__ __forceinline__ void multiply_tile(const ScreenParams& p, const ScanL
 
 // Sends sums of the groups of rows that other blocks decide, and adds what they send of one's own. Sums are integers: the order
 // in which they are added does not show.
-template <u32 ROWS>
+template <u32 ROWS, u32 BLOCKS>
 __device__ __forceinline__ void exchange_sums(const ScreenParams& p, const ScanLayout<ROWS>& shared, u32 part, u32 consumer, u32 turn,
                                               int (&sums)[ROWS]) {
     constexpr u32 ROW_GROUPS = ScanLayout<ROWS>::ROW_GROUPS, GROUP_BYTES = ScanLayout<ROWS>::GROUP_BYTES;
-    const u32 thread = threadIdx.x % GROUP_THREADS, lane = thread % WARP_LANES, blocks = p.cluster_blocks;
-    const u32 log2_blocks = blocks / 2;  // of 2 or 4
+    const u32 thread = threadIdx.x % GROUP_THREADS, lane = thread % WARP_LANES;
     const u32 inbox = shared.inbox + consumer * shared.inbox_bytes + thread * 16;
     const u32 full = shared.inbox_full + consumer * 8, free = shared.inbox_free + consumer * 8;
     barrier_wait(free, turn & 1 ^ 1);
 #pragma unroll
     for (u32 n = 0; n < ROW_GROUPS; n++) {
-        const u32 decider = n & (blocks - 1);
+        const u32 decider = n % BLOCKS;
         if (decider == part) continue;
         // A place for each sender, by its distance from the decider.
-        const u32 place = ((part - decider) & (blocks - 1)) - 1 + (n >> log2_blocks) * (blocks - 1);
+        const u32 place = (part - decider) % BLOCKS - 1 + n / BLOCKS * (BLOCKS - 1);
         const u32 there = address_in_block(inbox + place * GROUP_BYTES, decider), full_there = address_in_block(full, decider);
 #pragma unroll
         for (u32 term = 0; term < 2; term++) {
@@ -193,9 +192,10 @@ __device__ __forceinline__ void exchange_sums(const ScreenParams& p, const ScanL
     barrier_wait(full, turn & 1);
 #pragma unroll
     for (u32 n = 0; n < ROW_GROUPS; n++) {
-        if ((n & (blocks - 1)) != part) continue;
-        for (u32 sender = 0; sender < blocks - 1; sender++) {
-            const u32 from = inbox + (sender + (n >> log2_blocks) * (blocks - 1)) * GROUP_BYTES;
+        if (n % BLOCKS != part) continue;
+#pragma unroll
+        for (u32 sender = 0; sender < BLOCKS - 1; sender++) {
+            const u32 from = inbox + (sender + n / BLOCKS * (BLOCKS - 1)) * GROUP_BYTES;
 #pragma unroll
             for (u32 term = 0; term < 2; term++) {
                 int* of_group = sums + 4 * (term * ROW_GROUPS + n);
@@ -210,11 +210,12 @@ __device__ __forceinline__ void exchange_sums(const ScreenParams& p, const ScanL
     if (thread == 0) barrier_expect(full, shared.received_bytes(p, part));
     __syncwarp();
     if (lane == 0) {
-        for (u32 distance = 1; distance < blocks; distance++) barrier_arrive_in_block(address_in_block(free, (part + distance) & (blocks - 1)));
+#pragma unroll
+        for (u32 distance = 1; distance < BLOCKS; distance++) barrier_arrive_in_block(address_in_block(free, (part + distance) % BLOCKS));
     }
 }
 
-template <u32 ROWS, ScanGoal GOAL>
+template <u32 ROWS, ScanGoal GOAL, u32 BLOCKS>
 __device__ __forceinline__ void decide_tiles(const ScreenParams& p, const ScanLayout<ROWS>& shared, u32 part, u32 consumer) {
     const TileRun run(p);
     const u32 warp = threadIdx.x % GROUP_THREADS / WARP_LANES, lane = threadIdx.x % WARP_LANES;
@@ -233,10 +234,10 @@ __device__ __forceinline__ void decide_tiles(const ScreenParams& p, const ScanLa
         barrier_wait(shared.turns + consumer * 8, turn & 1 ^ (consumer == 0));
         multiply_tile<ROWS>(p, shared, i, sums);
         if (lane == 0) barrier_arrive(shared.turns + (consumer ^ 1) * 8);
-        if (shared.ROW_GROUPS > 1 && p.cluster_blocks > 1) exchange_sums<ROWS>(p, shared, part, consumer, turn, sums);
+        if constexpr (BLOCKS > 1) exchange_sums<ROWS, BLOCKS>(p, shared, part, consumer, turn, sums);
 #pragma unroll
         for (u32 n = 0; n < shared.ROW_GROUPS; n++) {
-            if ((n & (p.cluster_blocks - 1)) != part) continue;
+            if (n % BLOCKS != part) continue;
             int high[4], low[4];
 #pragma unroll
             for (u32 c = 0; c < 4; c++) high[c] = sums[4 * n + c], low[c] = sums[4 * (shared.ROW_GROUPS + n) + c];
@@ -246,7 +247,7 @@ __device__ __forceinline__ void decide_tiles(const ScreenParams& p, const ScanLa
     }
     // The block may leave once its last sums have been taken: then nobody reaches into it any more.
     const u32 num_turns = (run.len + NUM_CONSUMERS - 1 - consumer) / NUM_CONSUMERS;
-    if (p.cluster_blocks > 1 && num_turns > 0) barrier_wait(shared.inbox_free + consumer * 8, (num_turns - 1) & 1);
+    if (BLOCKS > 1 && num_turns > 0) barrier_wait(shared.inbox_free + consumer * 8, (num_turns - 1) & 1);
 }
 
 template <u32 ROWS, ScanGoal GOAL>
@@ -284,6 +285,14 @@ __device__ __forceinline__ void screen_scan_wgmma(const ScreenParams& p) {
             for (u32 row = threadIdx.x; row < p.num_rows; row += WARP_LANES) row_bounds[row] = p.row_bounds[row];
             barrier_arrive(shared.rows_full);
         }
-        decide_tiles<ROWS, GOAL>(p, shared, part, consumer);
+        // Known to the compiler, so that sums that are sent stay in registers which it can name.
+        constexpr u32 ROW_GROUPS = ScanLayout<ROWS>::ROW_GROUPS;
+        if (p.cluster_blocks == 1) decide_tiles<ROWS, GOAL, 1>(p, shared, part, consumer);
+        else if constexpr (ROW_GROUPS >= 4) {
+            if (p.cluster_blocks == 4) decide_tiles<ROWS, GOAL, 4>(p, shared, part, consumer);
+            else decide_tiles<ROWS, GOAL, 2>(p, shared, part, consumer);
+        } else if constexpr (ROW_GROUPS >= 2) {
+            decide_tiles<ROWS, GOAL, 2>(p, shared, part, consumer);
+        }
     }
 }
