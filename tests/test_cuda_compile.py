@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,9 @@ def test_kernels_compile_to_text_where_it_is_asked_for(cache: Path, monkeypatch:
     (stem,) = ready
     added = {file.name for file in folder.iterdir()} - before
     assert added
-    assert len(added) < len(list(Path("cuda").glob("*.cu")))
+    # What had begun is done; with a core for each kernel that may be all.
+    if (os.cpu_count() or 1) < 16:
+        assert len(added) < len(list(Path("cuda").glob("*.cu")))
     files = {file.suffix: file.read_bytes() for file in folder.glob(f"{stem}-sm_90a-*")}
     assert files.keys() == {".ptx", ".cubin"}
     # Behind a checksum.

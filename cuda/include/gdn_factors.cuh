@@ -10,7 +10,8 @@ struct Factors {
     const Block<TILES>& block;
 
     // Decays from the positions of the three stretches to the warp's nodes, as many apart as there are warps. The first node is
-    // the last warp's, which has no products of keys to make of few rows. Lanes are positions of a stretch; sums of log decays run from the node backwards, stretch by stretch.
+    // the last warp's, which has no products of keys to make of few rows. Lanes are positions of a stretch; sums of log decays
+    // run from the node backwards, stretch by stretch.
     struct Decays {
         float values[OWN][3];
         float from_state[OWN];

@@ -41,7 +41,7 @@ struct DraftKey {
     lists: [Option<u64>; 2],
     anchor_tokens: Option<u64>,
     num_levels: usize,
-    /// The target's, where it lends one.
+    /// How the target's head is read, which a head of the drafter's own makes no difference to.
     head: HeadPrecision,
     has_selector: bool,
     /// `None` where a walk selects.

@@ -84,10 +84,7 @@ def _preset(timing: PresetTiming, random: np.random.Generator) -> dict[str, Any]
         "name": preset.name,
         "about": preset.about,
         "kernels": preset.kernels,
-        **{
-            key: plan[key]
-            for key in ("weight_format", "head", "draft_head", "tree", "tree_nodes", "q_passes")
-        },
+        **{key: plan[key] for key in PLANNED},
         "is_plain": preset.speculation is None,
         "weight_bytes": plan["weight_bytes"],
         "tokens_per_s": _median(_rates(samples), random),
