@@ -11,6 +11,7 @@ use crate::drafter::{ContextRows, DraftAnchor, DraftRequest, Drafter};
 use crate::error::{DeviceError, DrafterError, Error, KernelError};
 use crate::kernels::kv_span::PerSpan;
 use crate::model::Lent;
+use crate::options::speculation::HeadPrecision;
 use crate::options::{EngineOptions, PromptLookup, WeightFormat};
 use crate::plan::footprint::{Footprint, Holdings};
 use crate::planted::PlantedPair;
@@ -207,6 +208,26 @@ fn a_planted_drafter_is_held_and_planned_as_its_target() {
         });
         println!("{name}: {bf16} bytes as BF16, {w12} as W12");
         assert!(w12 < bf16, "{name}");
+    }
+}
+
+#[test]
+fn drafts_go_by_the_head_that_the_plan_names() {
+    let dflash2 = demo_target().with_file_name("dflash2");
+    for (drafter, is_lent) in [(dflash2, true), (family("").join("../demo/eagle3"), false)] {
+        for (head, expected) in [
+            ("dense", HeadPrecision::Exact),
+            ("screened", HeadPrecision::Int8),
+        ] {
+            let options = EngineOptions {
+                head: head.into(),
+                ..options(1)
+            };
+            let engine = Engine::open(&demo_target(), Some(&drafter), &options).unwrap();
+            assert_eq!(engine.pair.target.lent().head(), expected);
+            let planned = engine.plan().limits.speculation.draft_head;
+            assert_eq!(planned, is_lent.then_some(expected), "{drafter:?}, {head}");
+        }
     }
 }
 

@@ -12,8 +12,8 @@ const STAGE_CHUNKS: usize = 8;
 const STAGE_BYTES: usize = STAGE_CHUNKS * HeadCodes::TILE_CHANNELS * CHUNK_COLUMNS;
 /// Stages below which too little is under way, and beyond which nothing is gained.
 const RING_SLOTS: std::ops::RangeInclusive<usize> = 4..=16;
-/// Stages for which a cluster of more blocks is not worth its exchanges: 32 rows of 5120 columns took 427 us with six of
-/// them and two blocks, 474 with fifteen and four.
+/// Stages for which a cluster of more blocks is not worth its exchanges: 32 rows of 5120 columns took 454 us with six of
+/// them and two blocks, 474 with fifteen and four (both before the compiler knew how many blocks there are; two take 433 now).
 const ENOUGH_SLOTS: usize = 6;
 
 /// How the codes of one group of rows are scanned.
