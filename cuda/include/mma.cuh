@@ -24,6 +24,10 @@ __device__ __forceinline__ u32 load_shared_u32(u32 address) {
     return value;
 }
 
+__device__ __forceinline__ void store_shared_u32(u32 address, u32 value) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
 __device__ __forceinline__ u32 load_shared_u8(u32 address) {
     u32 value;
     asm volatile("ld.shared.u8 %0, [%1];" : "=r"(value) : "r"(address) : "memory");

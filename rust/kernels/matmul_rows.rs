@@ -20,15 +20,15 @@ use crate::device::{Buffer, Device};
 use crate::error::{DeviceError, KernelError};
 
 /// Of no more rows than these none is arranged: mma.sync multiplies them all.
-pub(super) const MAX_PLAIN_ROWS: usize = 16;
+pub(super) const MAX_PLAIN_ROWS: usize = 8;
 /// Rows that are arranged together.
 pub(super) const GROUP_ROWS: usize = 8;
 /// Values of a group's super-tile of columns.
 const GROUP_LEN: usize = GROUP_ROWS * TILE_COLUMNS;
 /// Words of a row's super-tile of columns as it is, and arranged: with more than [`MAX_PLAIN_ROWS`] rows, whole groups are
-/// less than half as many again. Both together also hold it in fp32.
+/// less than twice as many. Both together also hold it in fp32.
 const PLAIN_WORDS: usize = TILE_COLUMNS / 2;
-const ARRANGED_WORDS: usize = PLAIN_WORDS + PLAIN_WORDS / 2;
+const ARRANGED_WORDS: usize = 2 * PLAIN_WORDS;
 
 /// Memory for the rows of one matmul after another, of any width up to one. `B` is a buffer; planning memory puts a number
 /// in its place.

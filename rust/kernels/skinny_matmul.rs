@@ -350,7 +350,10 @@ impl SkinnyMatmul<'_> {
         for products in self.products.chunks(MAX_PARTS) {
             let stack = Stack::of(products.iter().map(|product| product.weights));
             let mut first = 0;
-            if let Some(wgmma) = &wgmma {
+            let has_work = |wgmma: &&WgmmaMatmul| {
+                self.num_rows > MAX_ROWS || wgmma.has_work(stack, device.limits())
+            };
+            if let Some(wgmma) = wgmma.as_ref().filter(has_work) {
                 while first < wgmma.num_rows {
                     let num_rows = WgmmaConfig::launch_rows(wgmma.num_rows - first);
                     let params = self.params(products, first, num_rows);

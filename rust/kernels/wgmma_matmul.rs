@@ -9,7 +9,7 @@ use super::w12_matmul::WeightView;
 use crate::device::cuda::{CudaDevice, KernelSource, Launch, Limits, Shape};
 use crate::error::DeviceError;
 
-/// Warps of a block that multiply no tile: a warpgroup of its own, two of which bring weights and rows.
+/// Warps of a block that multiply no tile: a warpgroup of its own, three of which bring weights and rows and signal to others.
 const OTHER_WARPS: usize = 4;
 /// Blocks of a cluster: they share the activations that they bring.
 const CLUSTER_BLOCKS: usize = 2;
@@ -17,8 +17,8 @@ const CLUSTER_BLOCKS: usize = 2;
 const ROW_GROUP_BYTES: usize = GROUP_ROWS * TILE_COLUMNS * 2;
 /// Bytes of a warp's sums of one row.
 const ROW_SUM_BYTES: usize = TILE_CHANNELS * size_of::<f32>();
-/// Bytes of the barriers of as many slots as there may be.
-const BARRIER_BYTES: usize = 1024;
+/// Bytes of the barriers of as many slots as there may be, and of what a block's warps tell each other.
+const BARRIER_BYTES: usize = 1152;
 const WARP_LANES: usize = 32;
 /// Columns with which every slice has a super-tile, as the kernel takes for granted.
 const MIN_COLUMNS: usize = OCTET * TILE_COLUMNS;
@@ -123,7 +123,7 @@ fn num_units(stack: Stack, view: WeightView, tile_rows: usize) -> usize {
     stack.num_tiles.div_ceil(unit_tiles)
 }
 
-/// `WgmmaParams` of `wgmma_matmul.cuh`.
+/// `WgmmaParams` of `cluster_run.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct WgmmaParams {
@@ -137,6 +137,8 @@ struct WgmmaParams {
     row_tiles: u32,
     num_units: u32,
     row_slots: u32,
+    run_slices: u32,
+    longer_runs: u32,
     is_strided: u32,
 }
 
@@ -157,6 +159,14 @@ impl WgmmaMatmul {
             (SliceFormat::W12, WeightView::Q) => Some("w12_matmul_q"),
             (SliceFormat::Fp8 { .. }, _) => None,
         }
+    }
+
+    /// Whether half of the clusters that a GPU holds find something to do: a run is an octet at least. For matrices with
+    /// less, mma.sync is faster with the rows of one of its launches: it shares out single slices.
+    pub(super) fn has_work(&self, stack: Stack, limits: Limits) -> bool {
+        let num_units = num_units(stack, self.view, tile_rows(self.num_rows));
+        let num_runs = num_units * SliceMap::of(stack.in_features).num_octets;
+        2 * num_runs >= limits.num_multiprocessors / CLUSTER_BLOCKS
     }
 
     /// Bytes of `num_rows` arranged rows in as few groups as there may be.
@@ -239,7 +249,6 @@ impl WgmmaMatmul {
                 x: rows.address + (first_row / GROUP_ROWS * ROW_GROUP_BYTES) as u64,
                 octet_sums: scratch + octet_sums as u64,
                 ring_slots: config.ring_slots as u32,
-                cluster_blocks: CLUSTER_BLOCKS as u32,
                 ..params
             },
             totals: scratch + totals as u64,
@@ -251,6 +260,8 @@ impl WgmmaMatmul {
             row_tiles: row_tiles as u32,
             num_units: num_units as u32,
             row_slots: config.row_slots as u32,
+            run_slices: (num_octets * OCTET / num_clusters) as u32,
+            longer_runs: (num_octets * OCTET % num_clusters) as u32,
             is_strided: u32::from(is_strided),
         };
         let launch = Launch::new(&function, shape, true);
@@ -299,6 +310,29 @@ mod tests {
     }
 
     #[test]
+    fn small_matrices_are_left_to_mma_sync() {
+        for (view, out_features, in_features, has_work) in [
+            (WeightView::Exact, 5120, 6144, true),
+            (WeightView::Q, 5120, 6144, true),
+            (WeightView::Exact, 16384, 5120, true),
+            (WeightView::Exact, 2048, 5120, false),
+            // A 4B's: all but gate and up together.
+            (WeightView::Exact, 12288, 2560, false),
+            (WeightView::Exact, 2560, 9216, false),
+            (WeightView::Exact, 18432, 2560, true),
+        ] {
+            let wgmma = WgmmaMatmul {
+                source: KernelSource::of("w12_matmul"),
+                stem: "w12_matmul",
+                view,
+                num_rows: 32,
+            };
+            let stack = stack(SliceFormat::W12, out_features, in_features);
+            assert_eq!(wgmma.has_work(stack, H200), has_work, "{out_features} x {in_features}");
+        }
+    }
+
+    #[test]
     fn rows_that_nobody_arranges_are_left_to_mma_sync() {
         for format in [SliceFormat::W12, SliceFormat::Bf16] {
             for num_rows in 0..=MAX_PLAIN_ROWS {
@@ -310,11 +344,12 @@ mod tests {
     #[test]
     fn rows_are_shared_out_between_instructions() {
         for (num_rows, wgmma, launches) in [
-            (16, 0, vec![]),
-            (17, 17, vec![17]),
+            (8, 0, vec![]),
+            (9, 9, vec![9]),
             (33, 33, vec![33]),
             (100, 100, vec![100]),
-            (144, 128, vec![128]),
+            (136, 128, vec![128]),
+            (144, 144, vec![128, 16]),
             (300, 300, vec![256, 44]),
             (360, 360, vec![360]),
         ] {

@@ -59,8 +59,8 @@ MANY_ROWS += [(17300, 600, 96), (8700, 2624, 96)]
 
 
 def in_chunks(multiply: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
-    """Products of 16 rows at a time, which mma.sync multiplies on every GPU."""
-    return np.concatenate([multiply(x[first : first + 16]) for first in range(0, len(x), 16)])
+    """Products of 8 rows at a time, which mma.sync multiplies on every GPU."""
+    return np.concatenate([multiply(x[first : first + 8]) for first in range(0, len(x), 8)])
 
 
 @pytest.mark.parametrize(("n", "k", "most"), MANY_ROWS)
@@ -78,7 +78,7 @@ def test_many_rows_have_the_bits_of_few(n: int, k: int, most: int) -> None:
         partial(kernels.w12_matmul, weight=weight, q_view=True, device="cuda"),
     ):
         want = in_chunks(multiply, x)
-        for num_rows in (17, 32, 33, 40, 48, 64, 65, 96, 128, 144, 200, 256, 300):
+        for num_rows in (9, 16, 17, 32, 33, 40, 48, 64, 65, 96, 128, 136, 200, 256, 300):
             if num_rows > most:
                 break
             first = (most - num_rows) // 2

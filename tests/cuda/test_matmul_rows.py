@@ -40,8 +40,8 @@ def test_norms(width: int) -> None:
 @pytest.mark.parametrize("kind", ["silu", "sigmoid", "gelu_tanh"])
 @pytest.mark.parametrize(("per_row", "width"), [(1, 17408), (1, 1000), (24, 256), (3, 21), (5, 18), (2, 1)])
 def test_gates(kind: str, per_row: int, width: int) -> None:
-    # With more than 16 rows Hopper's matmuls want them arranged.
-    cases = [(9, 0, width), (19, width, 2 * width), (19, 3, width + 7)]
+    # With more than 8 rows Hopper's matmuls want them arranged.
+    cases = [(7, 0, width), (19, width, 2 * width), (19, 3, width + 7)]
     for num_rows, offset, stride in cases:
         num_vectors = num_rows * per_row
         x, values = 4 * normal(3, num_vectors * stride + offset), normal(4, num_vectors, width)
@@ -101,15 +101,16 @@ def test_products_are_those_of_fp32_rows(width: int, device: dict[str, Any]) -> 
 
 
 def in_chunks(multiply: Callable[[np.ndarray], list[np.ndarray]], x: np.ndarray) -> list[np.ndarray]:
-    """Products of 16 rows at a time, which mma.sync multiplies on every GPU."""
-    chunks = [multiply(x[first : first + 16]) for first in range(0, len(x), 16)]
+    """Products of 8 rows at a time, which mma.sync multiplies on every GPU."""
+    chunks = [multiply(x[first : first + 8]) for first in range(0, len(x), 8)]
     return [np.concatenate(parts) for parts in zip(*chunks, strict=True)]
 
 
-# Channels, columns, rows. Of 144 rows W12 leaves 16 to mma.sync. The last three are more units than clusters,
-# on the emulated GPU or on a whole one: these take whole units in turn, or cut one in two if they are odd.
-MANY_ROWS = [(48, 600, (17, 33, 144, 150)), (48, 5120, (17, 24, 40, 64)), (48, 5130, (300,))]
-MANY_ROWS += [(528, 600, (256, 300)), (4096, 600, (2048,)), (1112, 600, (17, 40, 65))]
+# Channels, columns, rows. Of 136 rows W12 leaves 8 to mma.sync. The next three are more units than clusters,
+# on the emulated GPU or on a whole one: these take whole units in turn, or cut one in two if they are odd. The
+# last gives work to half of a whole GPU's clusters, without which mma.sync would take up to 32 rows.
+MANY_ROWS = [(48, 600, (17, 33, 136, 150)), (48, 5120, (9, 24, 40, 64)), (48, 5130, (300,))]
+MANY_ROWS += [(528, 600, (256, 300)), (4096, 600, (2048,)), (1112, 600, (13, 40, 65)), (17000, 512, (9, 17, 32))]
 
 
 @pytest.mark.parametrize(("channels", "width", "row_counts"), MANY_ROWS)
