@@ -22,8 +22,6 @@ struct WgmmaParams {
     u32 row_tiles;         // ROWS rows each
     u32 num_units;         // of channels, times row_tiles
     u32 row_slots;         // super-tiles of columns in the ring of activations
-    u32 run_slices;        // slices of a cluster's run
-    u32 longer_runs;       // clusters, from the first on, whose run has one more
     u32 is_strided;        // whether clusters take whole units in turn
 
     // Which channels and which rows a unit multiplies.
@@ -55,8 +53,8 @@ struct ClusterRun {
             num_parts = num_octets;
             return;
         }
-        const u32 start = cluster * p.run_slices + min(cluster, p.longer_runs);
-        const u32 end = start + p.run_slices + (cluster < p.longer_runs);
+        const Run run(p.matmul, cluster);
+        const u32 start = run.start, end = run.start + run.len;
         first_octet = (start + SLICES - 1) / SLICES;
         num_octets = end / SLICES - first_octet;
         head = start % SLICES, tail = end % SLICES;
@@ -80,7 +78,7 @@ struct ClusterRun {
     // that begin there, only one is shared.
     __device__ __forceinline__ u32 meeting_place(const WgmmaParams& p, u32 unit) const {
         if (p.num_units <= num_clusters) return unit;
-        const u32 first = unit * SLICES << log2_octets, in_longer = p.longer_runs * (p.run_slices + 1);
-        return first < in_longer ? first / (p.run_slices + 1) : p.longer_runs + (first - in_longer) / p.run_slices;
+        const u32 first = unit * SLICES << log2_octets, len = p.matmul.run_len, in_longer = p.matmul.longer_runs * (len + 1);
+        return first < in_longer ? first / (len + 1) : p.matmul.longer_runs + (first - in_longer) / len;
     }
 };

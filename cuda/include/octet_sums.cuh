@@ -37,10 +37,11 @@ struct InboxPlace {
     u32 owner, slot, parity;
 
     __device__ __forceinline__ InboxPlace(const MatmulParams& p, u32 index) {
-        const u32 turn = index / p.cluster_blocks;
-        owner = index % p.cluster_blocks;
-        slot = turn % p.inbox_slots;
-        parity = turn / p.inbox_slots & 1;
+        // All powers of two, and divisions take their time.
+        const u32 turn = index >> log2_of(p.cluster_blocks);
+        owner = index & p.cluster_blocks - 1;
+        slot = turn & p.inbox_slots - 1;
+        parity = turn >> log2_of(p.inbox_slots) & 1;
     }
 };
 

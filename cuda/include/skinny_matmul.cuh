@@ -6,8 +6,8 @@
 
 template <class Weights, u32 GROUPS, u32 BLOCK_OCTETS>
 __device__ __forceinline__ void stream_units(const MatmulParams& p, const SharedLayout<Weights, GROUPS, BLOCK_OCTETS>& shared, u32 slice,
-                                             u32 lane, u32 first_unit, u32 num_units, u32 k_tiles, u32 num_tiles) {
-    UnitCursor unit(first_unit, num_tiles);
+                                             u32 lane, const UnitCursor& first_unit, u32 num_units, u32 k_tiles, u32 num_tiles) {
+    UnitCursor unit = first_unit;
     WeightRing<Weights, BLOCK_OCTETS> ring{p, k_tiles, num_tiles, slice, lane,
                                            shared.ring + slice * p.ring_slots * shared.slot_bytes, shared.slot_bytes,
                                            shared.ring_full + slice * p.ring_slots * 8,
@@ -23,10 +23,15 @@ __device__ __forceinline__ void stream_units(const MatmulParams& p, const Shared
         ring.ask(slot, asked);
         asked = (asked + 1) % BLOCK_OCTETS;
     }
-    // Barriers of the block's own are initialised by now; those of the ring are the warp's affair.
+    // The ring's barriers are the warp's affair, these are the block's. Weights are on their way by now.
+    if (threadIdx.x < shared.BUFFERS) {
+        barrier_init(shared.sums_full + lane * 8, SLICES);
+        barrier_init(shared.sums_empty + lane * 8, 1);
+    }
+    init_inbox<Weights, GROUPS, BLOCK_OCTETS>(p, shared);
+    barrier_init_fence();
     __syncthreads();
     if (p.cluster_blocks > 1) cluster_arrive();
-    launch_dependents();
     wait_for_predecessors();
 
     typename Weights::template Rows<GROUPS> rows[BLOCK_OCTETS];
@@ -62,15 +67,15 @@ __device__ __forceinline__ void stream_units(const MatmulParams& p, const Shared
         }
         if (i > 0 && i <= num_units) {
             if ((i - 1) % SLICES == slice) {
-                const UnitCursor finished(first_unit + i - 1, num_tiles);
+                const UnitCursor finished = first_unit.after(i - 1, num_tiles);
                 finish_unit<Weights, GROUPS, BLOCK_OCTETS>(p, shared, i - 1, finished, lane);
             }
         }
         if (i > 1 && p.cluster_blocks > 1) {
             // One warp for each inbox slot, so that the slot's phases are waited for in their order.
             const InboxPlace place(p, i - 2);
-            if (place.owner == blockIdx.x % p.cluster_blocks && slice == SLICES / 2 + place.slot) {
-                const UnitCursor owned(first_unit + i - 2, num_tiles);
+            if (place.owner == (blockIdx.x & p.cluster_blocks - 1) && slice == SLICES / 2 + place.slot) {
+                const UnitCursor owned = first_unit.after(i - 2, num_tiles);
                 add_inbox<Weights, GROUPS, BLOCK_OCTETS>(p, shared, i - 2, owned.tile, lane);
             }
         }
@@ -79,6 +84,7 @@ __device__ __forceinline__ void stream_units(const MatmulParams& p, const Shared
 
 template <class Weights, u32 GROUPS, u32 BLOCK_OCTETS>
 __device__ __forceinline__ void skinny_matmul(const MatmulParams& p) {
+    launch_dependents();
     extern __shared__ __align__(128) u8 shared_bytes[];
     const SharedLayout<Weights, GROUPS, BLOCK_OCTETS> shared(p, shared_address(shared_bytes));
     // Taken from one lane, so that the compiler knows that a warp agrees on it.
@@ -86,26 +92,18 @@ __device__ __forceinline__ void skinny_matmul(const MatmulParams& p) {
     const u32 k_tiles = (p.in_features + TILE_COLUMNS - 1) / TILE_COLUMNS;
     const u32 num_tiles = p.num_tiles;
     // A cluster's blocks take the same tiles, each its own octets; without clusters a block takes whatever is its share.
-    const u32 num_groups = p.num_octets / BLOCK_OCTETS;
-    const u32 share = blockIdx.x / p.cluster_blocks, num_shares = gridDim.x / p.cluster_blocks;
-    const u32 all_units = num_tiles * (num_groups / p.cluster_blocks);
-    const u32 num_units = (share + 1) * all_units / num_shares - share * all_units / num_shares;
-    const u32 first_unit = share * all_units / num_shares + blockIdx.x % p.cluster_blocks * num_tiles;
+    const Run run(p, blockIdx.x >> log2_of(p.cluster_blocks));
+    const UnitCursor first_unit(blockIdx.x & p.cluster_blocks - 1, run.start, num_tiles);
     for (u32 slot = lane; slot < p.ring_slots; slot += WARP_LANES) {
         barrier_init(shared.ring_full + (warp * p.ring_slots + slot) * 8, COPY_ARRIVALS);
     }
-    if (threadIdx.x < shared.BUFFERS) {
-        barrier_init(shared.sums_full + lane * 8, SLICES);
-        barrier_init(shared.sums_empty + lane * 8, 1);
-    }
-    init_inbox<Weights, GROUPS, BLOCK_OCTETS>(p, shared);
     barrier_init_fence();
     __syncwarp();
-    stream_units<Weights, GROUPS, BLOCK_OCTETS>(p, shared, warp, lane, first_unit, num_units, k_tiles, num_tiles);
+    stream_units<Weights, GROUPS, BLOCK_OCTETS>(p, shared, warp, lane, first_unit, run.len, k_tiles, num_tiles);
     if (p.cluster_blocks > 1) {
         // Each warp has waited for the turn before its own: what is left to wait for is one phase of each barrier.
         __syncthreads();
-        if (warp == 0) wait_for_owners<Weights, GROUPS, BLOCK_OCTETS>(p, shared, num_units, lane);
+        if (warp == 0) wait_for_owners<Weights, GROUPS, BLOCK_OCTETS>(p, shared, run.len, lane);
     } else if (p.num_octets > BLOCK_OCTETS) {
         wait_for_grid(p.grid_barrier);
         add_octets<GROUPS>(p, num_tiles);

@@ -51,9 +51,22 @@ struct MatmulParams {
     u32 log2_slices;           // of SLICES * num_octets
     u32 slice_tiles;           // super-tiles of the longest slice: size of a ring slot
     u32 ring_slots;            // slices of a warp's ring
-    u32 cluster_blocks;        // blocks that hold all octets of a tile between them; 1 without clusters
-    u32 inbox_slots;           // tiles whose octets an owner may hold at a time, 1 without clusters
+    u32 cluster_blocks;        // blocks that hold all octets of a tile between them, a power of two; 1 without clusters
+    u32 inbox_slots;           // tiles whose octets an owner may hold at a time, 1 or 2; 1 without clusters
     u32 adds_to_output;        // y = y + sum
+    u32 run_len;               // units that a block takes, or blocks that hold a tile's octets between them; slices with wgmma
+    u32 longer_runs;           // runs, from the first on, that are one longer
+};
+
+// Of a power of two.
+__device__ __forceinline__ u32 log2_of(u32 value) { return 31 - __clz(value); }
+
+// What lies in line for a block, or for several together, among equal runs.
+struct Run {
+    u32 start, len;
+
+    __device__ __forceinline__ Run(const MatmulParams& p, u32 index)
+        : start(index * p.run_len + min(index, p.longer_runs)), len(p.run_len + (index < p.longer_runs)) {}
 };
 
 // The part that a tile belongs to, and its place there.
@@ -86,7 +99,12 @@ struct UnitCursor {
     u32 group;
     u32 tile;
 
-    __device__ __forceinline__ UnitCursor(u32 unit, u32 num_tiles) : group(unit / num_tiles), tile(unit % num_tiles) {}
+    // `num_units` behind the first of a group.
+    __device__ __forceinline__ UnitCursor(u32 first_group, u32 num_units, u32 num_tiles) : group(first_group), tile(num_units) {
+        while (tile >= num_tiles) tile -= num_tiles, group++;
+    }
+
+    __device__ __forceinline__ UnitCursor after(u32 num_units, u32 num_tiles) const { return {group, tile + num_units, num_tiles}; }
 
     // Whether the group of octets changed.
     __device__ __forceinline__ bool advance(u32 num_tiles) {

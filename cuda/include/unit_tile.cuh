@@ -24,31 +24,47 @@ struct UnitTile {
 
     __device__ __forceinline__ u32 place(u32 block) const { return block * TILES + warp; }
 
+    // Where the first of a lane's sums goes: a row of `stride` channels, of which the lane has two, eight apart.
+    struct Place {
+        float* y;
+        u32 stride, rows_left;
+        bool is_there[2];
+
+        __device__ __forceinline__ bool is_wanted(u32 i) const { return row(i) < rows_left && is_there[i % 4 / 2]; }
+        __device__ __forceinline__ float* of(u32 i) const { return y + row(i) * stride + i % 4 / 2 * 8; }
+        __device__ __forceinline__ static u32 row(u32 i) { return i / 4 * 8 + i % 2; }
+    };
+
+    __device__ __forceinline__ Place output() const {
+        const PartTile at(p.matmul, min(tile, p.matmul.num_tiles - 1));
+        const MatmulPart& part = p.matmul.parts[at.part];
+        const u32 channel = at.tile * TILE_CHANNELS + lane / 4, row = first_row + lane % 4 * 2;
+        const bool is_tile = tile < p.matmul.num_tiles;
+        return {part.y + static_cast<u64>(row) * part.out_features + channel, part.out_features,
+                p.matmul.num_rows - min(p.matmul.num_rows, row),
+                {is_tile && channel < part.out_features, is_tile && channel + 8 < part.out_features}};
+    }
+
+    // What is there to be added to, of sums from `first` on.
+    __device__ __forceinline__ void load_output(const Place& to, u32 first, float (&before)[AT_ONCE]) const {
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; i++) before[i] = to.is_wanted(first + i) ? __ldcg(to.of(first + i)) : 0.0f;
+    }
+
     // Stores a unit's sums, or adds them to what is there, which is read before any of it is stored: one round trip.
     __device__ __forceinline__ void store_unit(float (&sums)[ROWS / 2]) const {
-        if (tile >= p.matmul.num_tiles) return;
-        const PartTile at(p.matmul, tile);
-        const MatmulPart& part = p.matmul.parts[at.part];
-        const u32 channel = at.tile * TILE_CHANNELS + lane / 4, rows_left = p.matmul.num_rows - min(p.matmul.num_rows, first_row + lane % 4 * 2);
-        const u32 stride = part.out_features;
-        float* y = part.y + static_cast<u64>(first_row + lane % 4 * 2) * stride + channel;
-        const bool is_there[2] = {channel < stride, channel + 8 < stride};
+        const Place to = output();
 #pragma unroll
-        for (u32 first = 0; first < FRAGMENTS; first += AT_ONCE / 4) {
+        for (u32 first = 0; first < ROWS / 2; first += AT_ONCE) {
             if (p.matmul.adds_to_output) {
                 float before[AT_ONCE];
+                load_output(to, first, before);
 #pragma unroll
-                for (u32 i = 0; i < AT_ONCE; i++) {
-                    const u32 row = (first + i / 4) * 8 + i % 2, half = i % 4 / 2;
-                    before[i] = row < rows_left && is_there[half] ? __ldcg(y + row * stride + half * 8) : 0.0f;
-                }
-#pragma unroll
-                for (u32 i = 0; i < AT_ONCE; i++) sums[4 * first + i] = before[i] + sums[4 * first + i];
+                for (u32 i = 0; i < AT_ONCE; i++) sums[first + i] = before[i] + sums[first + i];
             }
 #pragma unroll
             for (u32 i = 0; i < AT_ONCE; i++) {
-                const u32 row = (first + i / 4) * 8 + i % 2, half = i % 4 / 2;
-                if (row < rows_left && is_there[half]) y[row * stride + half * 8] = sums[4 * first + i];
+                if (to.is_wanted(first + i)) *to.of(first + i) = sums[first + i];
             }
         }
     }
@@ -69,30 +85,6 @@ struct UnitTile {
         for (u32 i = 0; i < AT_ONCE / 4; i++) {
             const float4 four = __ldcg(from + i * WARP_LANES);
             values[4 * i] = four.x, values[4 * i + 1] = four.y, values[4 * i + 2] = four.z, values[4 * i + 3] = four.w;
-        }
-    }
-
-    // The sum of all octets of a unit, in their order. Several are on their way at a time: each would else wait for a round trip
-    // to the L2 cache.
-    __device__ __forceinline__ void add_octets(const float4* octets, u32 num_octets, float (&sums)[ROWS / 2]) const {
-#pragma unroll
-        for (u32 first = 0; first < ROWS / 2; first += AT_ONCE) {
-#pragma unroll 1
-            for (u32 start = 0; start < num_octets; start += OCTETS_AT_ONCE) {
-                float values[OCTETS_AT_ONCE][AT_ONCE];
-#pragma unroll
-                for (u32 o = 0; o < OCTETS_AT_ONCE; o++) {
-                    load(octets + min(start + o, num_octets - 1) * FLOATS4 + first / 4 * WARP_LANES, values[o]);
-                }
-#pragma unroll
-                for (u32 o = 0; o < OCTETS_AT_ONCE; o++) {
-                    if (start + o >= num_octets) break;
-#pragma unroll
-                    for (u32 i = 0; i < AT_ONCE; i++) {
-                        sums[first + i] = start + o == 0 ? values[o][i] : sums[first + i] + values[o][i];
-                    }
-                }
-            }
         }
     }
 
@@ -155,10 +147,35 @@ struct UnitTile {
         return true;
     }
 
-    // Adds up the octets of a unit that have all come.
+    // Adds up the octets of a unit that have all come, in their order. Several are on their way at a time, and what the output
+    // has: each would else wait for a round trip to the L2 cache.
     __device__ __forceinline__ void add_brought() const {
-        float sums[ROWS / 2];
-        add_octets(meeting_octets(), p.matmul.num_octets, sums);
-        store_unit(sums);
+        const Place to = output();
+        const float4* octets = meeting_octets();
+        const u32 num_octets = p.matmul.num_octets;
+#pragma unroll
+        for (u32 first = 0; first < ROWS / 2; first += AT_ONCE) {
+            float before[AT_ONCE], sums[AT_ONCE];
+            if (p.matmul.adds_to_output) load_output(to, first, before);
+#pragma unroll 1
+            for (u32 start = 0; start < num_octets; start += OCTETS_AT_ONCE) {
+                float values[OCTETS_AT_ONCE][AT_ONCE];
+#pragma unroll
+                for (u32 o = 0; o < OCTETS_AT_ONCE; o++) {
+                    load(octets + min(start + o, num_octets - 1) * FLOATS4 + first / 4 * WARP_LANES, values[o]);
+                }
+#pragma unroll
+                for (u32 o = 0; o < OCTETS_AT_ONCE; o++) {
+                    if (start + o >= num_octets) break;
+#pragma unroll
+                    for (u32 i = 0; i < AT_ONCE; i++) sums[i] = start + o == 0 ? values[o][i] : sums[i] + values[o][i];
+                }
+            }
+#pragma unroll
+            for (u32 i = 0; i < AT_ONCE; i++) {
+                if (!to.is_wanted(first + i)) continue;
+                *to.of(first + i) = p.matmul.adds_to_output ? before[i] + sums[i] : sums[i];
+            }
+        }
     }
 };

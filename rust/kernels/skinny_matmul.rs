@@ -196,6 +196,8 @@ pub(super) struct MatmulParams {
     pub(super) cluster_blocks: u32,
     pub(super) inbox_slots: u32,
     pub(super) adds_to_output: u32,
+    pub(super) run_len: u32,
+    pub(super) longer_runs: u32,
 }
 
 /// `RoundRowsParams` of `skinny_matmul.cuh`.
@@ -448,6 +450,8 @@ impl SkinnyMatmul<'_> {
             cluster_blocks: 1,
             inbox_slots: 1,
             adds_to_output: u32::from(self.epilogue == Epilogue::AddToOutput),
+            run_len: 0,
+            longer_runs: 0,
         }
     }
 
@@ -469,19 +473,23 @@ impl SkinnyMatmul<'_> {
             shared_bytes: config.shared_bytes as u32,
             cluster_blocks: config.cluster_blocks as u32,
         };
-        let num_blocks = if config.cluster_blocks > 1 {
+        let (max_runs, num_units) = if config.cluster_blocks > 1 {
             shape.num_blocks = shape.cluster_blocks;
             let max_clusters = Launch::new(&function, shape, false).max_clusters(device)?;
-            max_clusters.min(stack.num_tiles) * config.cluster_blocks
+            (max_clusters, stack.num_tiles)
         } else {
-            let num_units = stack.num_tiles * params.num_octets as usize / config.block_octets;
-            limits.num_multiprocessors.min(num_units)
+            let num_groups = params.num_octets as usize / config.block_octets;
+            (limits.num_multiprocessors, stack.num_tiles * num_groups)
         };
-        shape.num_blocks = num_blocks as u32;
+        // Where not even one fits, launching says so.
+        let num_runs = max_runs.min(num_units).max(1);
+        shape.num_blocks = (num_runs * config.cluster_blocks) as u32;
         let params = MatmulParams {
             ring_slots: config.ring_slots as u32,
             cluster_blocks: config.cluster_blocks as u32,
             inbox_slots: config.inbox_slots as u32,
+            run_len: (num_units / num_runs) as u32,
+            longer_runs: (num_units % num_runs) as u32,
             ..params
         };
         let launch = Launch::new(&function, shape, limits.has_clusters);

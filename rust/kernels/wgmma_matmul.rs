@@ -137,8 +137,6 @@ struct WgmmaParams {
     row_tiles: u32,
     num_units: u32,
     row_slots: u32,
-    run_slices: u32,
-    longer_runs: u32,
     is_strided: u32,
 }
 
@@ -249,6 +247,8 @@ impl WgmmaMatmul {
                 x: rows.address + (first_row / GROUP_ROWS * ROW_GROUP_BYTES) as u64,
                 octet_sums: scratch + octet_sums as u64,
                 ring_slots: config.ring_slots as u32,
+                run_len: (num_octets * OCTET / num_clusters) as u32,
+                longer_runs: (num_octets * OCTET % num_clusters) as u32,
                 ..params
             },
             totals: scratch + totals as u64,
@@ -260,8 +260,6 @@ impl WgmmaMatmul {
             row_tiles: row_tiles as u32,
             num_units: num_units as u32,
             row_slots: config.row_slots as u32,
-            run_slices: (num_octets * OCTET / num_clusters) as u32,
-            longer_runs: (num_octets * OCTET % num_clusters) as u32,
             is_strided: u32::from(is_strided),
         };
         let launch = Launch::new(&function, shape, true);
