@@ -166,6 +166,7 @@ struct Item {
         const u32 num_queries = num_rows * group;
         find_sources();
         begin_queries(num_queries);
+        wait_for_predecessors();
         // Ahead of the keys: what is asked for first comes first.
         Queries queries;
         queries.load(*this, num_queries, 0);
@@ -239,7 +240,6 @@ __device__ __forceinline__ void run_gathered(Item<HEAD_DIM, TILES>& item, u32 in
     item.first_block = shared_blocks(item.segment);
     item.num_blocks = p.paths.positions[item.first_row] / KV_BLOCK - item.first_block + 1;
     item.first_seen = first_seen_from(p.paths.positions[item.first_row], p.window);
-    wait_for_predecessors();
     item.run(0, true);
 }
 
@@ -251,7 +251,6 @@ __device__ __forceinline__ void run_shared(Item<HEAD_DIM, TILES>& item, u32 inde
     const u32 split = index / num_tiles / p.kv_heads, end = min((tile + 1) * p.tile_rows, p.num_rows) + p.first_row;
     item.kv_head = index / num_tiles % p.kv_heads;
     item.first_block = split * SPLIT_BLOCKS;
-    wait_for_predecessors();
     for (item.first_row = p.first_row + tile * p.tile_rows; item.first_row < end; item.first_row += item.num_rows) {
         item.segment = p.paths.segments[p.paths.rows[item.first_row].segment];
         item.num_rows = min(item.segment.first_row + item.segment.num_rows, end) - item.first_row;
@@ -262,17 +261,20 @@ __device__ __forceinline__ void run_shared(Item<HEAD_DIM, TILES>& item, u32 inde
         item.num_blocks = min(last - item.first_block, SPLIT_BLOCKS);
         item.run(GATHERED_BLOCKS + split, false);
     }
+    // Of a block that found nothing to do, too.
+    wait_for_predecessors();
 }
 
 template <u32 HEAD_DIM, u32 TILES>
 __device__ __forceinline__ void run_items(const TreeAttentionParams& p) {
     launch_dependents();
     Item<HEAD_DIM, TILES> item(p);
-    const u32 num_gathered = p.num_rows * p.kv_heads;
-    if (blockIdx.x < num_gathered) {
-        run_gathered(item, blockIdx.x);
+    // Splits take longest, so they begin first.
+    const u32 num_shared = (p.num_rows + p.tile_rows - 1) / p.tile_rows * p.kv_heads * p.num_splits;
+    if (blockIdx.x < num_shared) {
+        run_shared(item, blockIdx.x);
     } else {
-        run_shared(item, blockIdx.x - num_gathered);
+        run_gathered(item, blockIdx.x - num_shared);
     }
 }
 
