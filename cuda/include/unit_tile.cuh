@@ -10,6 +10,9 @@ struct UnitTile {
     static constexpr u32 FRAGMENTS = ROWS / 8, FLOATS4 = FRAGMENTS * WARP_LANES;  // a fragment: sums of a tile and eight rows
     // Floats that are loaded before the first of them is used, and octets' worth of those.
     static constexpr u32 AT_ONCE = ROWS < 64 ? ROWS / 2 : 32, OCTETS_AT_ONCE = 64 / AT_ONCE;
+    // Whether registers hold the sum of the octets so far of a unit that is a cluster's alone; else memory does.
+    static constexpr bool KEEPS_TOTALS = ROWS <= 32 && TILES <= 12;
+    typedef float Totals[KEEPS_TOTALS ? ROWS / 2 : 1];
     const WgmmaParams& p;
     const ClusterRun& run;
     const u32 warp, lane;
@@ -116,8 +119,14 @@ struct UnitTile {
         }
     }
 
-    // Adds an octet of a unit that is this cluster's alone.
-    __device__ __forceinline__ void add_octet(u32 octet, float (&sums)[ROWS / 2]) const {
+    // Adds an octet of a unit that is this cluster's alone to those before, `kept` or in memory.
+    __device__ __forceinline__ void add_octet(u32 octet, float (&sums)[ROWS / 2], Totals& kept) const {
+        if constexpr (KEEPS_TOTALS) {
+#pragma unroll
+            for (u32 i = 0; i < ROWS / 2; i++) kept[i] = octet > 0 ? kept[i] + sums[i] : sums[i];
+            if (octet + 1 == p.matmul.num_octets) store_unit(kept);
+            return;
+        }
         float4* totals = p.totals + static_cast<u64>(place(blockIdx.x)) * FLOATS4 + lane;
         if (octet > 0) add_after(totals, sums);
         if (octet + 1 < p.matmul.num_octets) leave(totals, sums);

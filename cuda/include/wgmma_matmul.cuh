@@ -372,6 +372,7 @@ __device__ __forceinline__ void multiply_run(const WgmmaParams& p, const WgmmaLa
                                              u32 k_tiles, u32 warp, u32 lane) {
     using Tile = UnitTile<ROWS, BLOCK_TILES<Weights, ROWS>>;
     RingPlace ring{0, 0}, rows{0, 0};
+    typename Tile::Totals totals = {};
     u32 num_left = 0, owed_unit = 0;
 #pragma unroll 1
     for (u32 index = 0; index < run.num_parts; index++) {
@@ -388,7 +389,7 @@ __device__ __forceinline__ void multiply_run(const WgmmaParams& p, const WgmmaLa
         const OctetPart done = run.part(index);
         const Tile unit(p, run, done.unit, warp, lane);
         if (run.is_alone(done.unit)) {
-            unit.add_octet(done.octet, octet_sums);
+            unit.add_octet(done.octet, octet_sums, totals);
             continue;
         }
         if (done.end < SLICES) unit.leave_cut(octet_sums);
