@@ -326,7 +326,11 @@ mod tests {
                 num_rows: 32,
             };
             let stack = stack(SliceFormat::W12, out_features, in_features);
-            assert_eq!(wgmma.has_work(stack, H200), has_work, "{out_features} x {in_features}");
+            assert_eq!(
+                wgmma.has_work(stack, H200),
+                has_work,
+                "{out_features} x {in_features}"
+            );
         }
     }
 
