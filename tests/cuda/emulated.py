@@ -131,6 +131,8 @@ PARTS = (
             "test_matmul_rows.py::test_parts_of_rows_are_refused",
             "test_matmul_rows.py::test_products_of_many_rows_are_those_of_few[528-600-row_counts3]",
             "test_matmul_rows.py::test_products_of_many_rows_are_those_of_few[1112-600-row_counts5]",
+            "test_matmul_rows.py::test_products_of_many_rows_are_those_of_few[48-10300-row_counts7]",
+            "test_matmul_rows.py::test_products_of_many_rows_are_those_of_few[1112-2624-row_counts8]",
         ),
     ),
     of_groups(
