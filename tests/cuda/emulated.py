@@ -26,12 +26,16 @@ NUM_PROCESSES = int(os.environ.get("EMULATED_PROCESSES", str(os.cpu_count() or 1
 
 @dataclass(frozen=True)
 class Part:
-    """Tests that share a process, and in which orders they run; files are relative to this folder."""
+    """Tests that share a process, and in which orders they run; files are relative to this folder.
+
+    `multiprocessors` are those of the emulated GPU, where its own number of them would not do.
+    """
 
     name: str
     tests: tuple[str, ...]
     orders: tuple[str, ...] = ORDERS
     finds_races: bool = False
+    multiprocessors: int | None = None
 
     def arguments(self) -> list[str]:
         """What pytest is given."""
@@ -131,9 +135,17 @@ PARTS = (
             "test_matmul_rows.py::test_parts_of_rows_are_refused",
             "test_matmul_rows.py::test_products_of_many_rows_are_those_of_few[528-600-row_counts3]",
             "test_matmul_rows.py::test_products_of_many_rows_are_those_of_few[1112-600-row_counts5]",
+        ),
+    ),
+    # With five clusters a unit is complete before the run of the one that brings its last octet has ended.
+    Part(
+        "matmuls of more clusters",
+        (
             "test_matmul_rows.py::test_products_of_many_rows_are_those_of_few[48-10300-row_counts7]",
             "test_matmul_rows.py::test_products_of_many_rows_are_those_of_few[1112-2624-row_counts8]",
         ),
+        finds_races=True,
+        multiprocessors=10,
     ),
     of_groups(
         "recurrence and drafters",
@@ -213,7 +225,7 @@ class Verdict:
     output: str
 
 
-def environment(order: str, finds_races: bool = False) -> dict[str, str]:
+def environment(order: str, finds_races: bool = False, multiprocessors: int | None = None) -> dict[str, str]:
     """The emulated driver before any other, and device code that it can read."""
     # Matmuls read behind a slice's end what nobody looks at.
     races = {
@@ -227,6 +239,7 @@ def environment(order: str, finds_races: bool = False) -> dict[str, str]:
         "SPECPILOT_KERNEL_CODE": "ptx",
         "SPECPILOT_CACHE_DIR": str(FOLDER / "cache"),
         **(races if finds_races else {}),
+        **({"PTX_EMULATOR_MULTIPROCESSORS": str(multiprocessors)} if multiprocessors else {}),
     }
 
 
@@ -243,7 +256,7 @@ def run(order: str, part: Part) -> Verdict:
     result = subprocess.run(
         command,
         cwd=ROOT,
-        env=environment(order, part.finds_races and order == ORDERS[0]),
+        env=environment(order, part.finds_races and order == ORDERS[0], part.multiprocessors),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -109,7 +109,7 @@ def in_chunks(multiply: Callable[[np.ndarray], list[np.ndarray]], x: np.ndarray)
 # Channels, columns, rows. Of 136 rows W12 leaves 8 to mma.sync. The next three are more units than clusters,
 # on the emulated GPU or on a whole one: these take whole units in turn, or cut one in two if they are odd.
 # The next gives work to half of a whole GPU's clusters, without which mma.sync would take up to 32 rows.
-# In the last two, on the emulated one, clusters bring octets of units that they share before their runs end.
+# In the last two, on ten multiprocessors, units are complete before the run that brings the last octet ends.
 MANY_ROWS = [(48, 600, (17, 33, 136, 150)), (48, 5120, (9, 24, 40, 64)), (48, 5130, (300,))]
 MANY_ROWS += [(528, 600, (256, 300)), (4096, 600, (2048,)), (1112, 600, (13, 40, 65))]
 MANY_ROWS += [(17000, 512, (9, 17, 32)), (48, 10300, (13, 40)), (1112, 2624, (13, 40))]
