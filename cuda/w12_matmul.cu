@@ -158,5 +158,7 @@ struct W12Weights {
 
 SKINNY_MATMUL_KERNELS(w12_matmul, W12Weights<true>)
 SKINNY_MATMUL_KERNELS(w12_matmul_q, W12Weights<false>)
+WGMMA_MATMUL_KERNELS_OF_FEW(w12_matmul, W12Weights<true>)
+WGMMA_MATMUL_KERNELS_OF_FEW(w12_matmul_q, W12Weights<false>)
 WGMMA_MATMUL_KERNELS(w12_matmul, W12Weights<true>)
 WGMMA_MATMUL_KERNELS(w12_matmul_q, W12Weights<false>)

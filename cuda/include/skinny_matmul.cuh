@@ -6,8 +6,7 @@
 
 template <class Weights, u32 GROUPS, u32 BLOCK_OCTETS>
 __device__ __forceinline__ void stream_units(const MatmulParams& p, const SharedLayout<Weights, GROUPS, BLOCK_OCTETS>& shared, u32 slice,
-                                             u32 lane, const UnitCursor& first_unit, u32 num_units, u32 k_tiles, u32 num_tiles) {
-    UnitCursor unit = first_unit;
+                                             u32 lane, UnitCursor unit, u32 num_units, u32 k_tiles, u32 num_tiles) {
     WeightRing<Weights, BLOCK_OCTETS> ring{p, k_tiles, num_tiles, slice, lane,
                                            shared.ring + slice * p.ring_slots * shared.slot_bytes, shared.slot_bytes,
                                            shared.ring_full + slice * p.ring_slots * 8,
@@ -67,7 +66,8 @@ __device__ __forceinline__ void stream_units(const MatmulParams& p, const Shared
         }
         if (i > 0 && i <= num_units) {
             if ((i - 1) % SLICES == slice) {
-                const UnitCursor finished = first_unit.after(i - 1, num_tiles);
+                // Behind the last unit the cursor stays.
+                const UnitCursor finished = unit.before(i < num_units, num_tiles);
                 finish_unit<Weights, GROUPS, BLOCK_OCTETS>(p, shared, i - 1, finished, lane);
             }
         }
@@ -75,7 +75,7 @@ __device__ __forceinline__ void stream_units(const MatmulParams& p, const Shared
             // One warp for each inbox slot, so that the slot's phases are waited for in their order.
             const InboxPlace place(p, i - 2);
             if (place.owner == (blockIdx.x & p.cluster_blocks - 1) && slice == SLICES / 2 + place.slot) {
-                const UnitCursor owned = first_unit.after(i - 2, num_tiles);
+                const UnitCursor owned = unit.before(min(i, num_units - 1) - (i - 2), num_tiles);
                 add_inbox<Weights, GROUPS, BLOCK_OCTETS>(p, shared, i - 2, owned.tile, lane);
             }
         }

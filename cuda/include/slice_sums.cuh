@@ -104,7 +104,13 @@ struct UnitCursor {
         while (tile >= num_tiles) tile -= num_tiles, group++;
     }
 
-    __device__ __forceinline__ UnitCursor after(u32 num_units, u32 num_tiles) const { return {group, tile + num_units, num_tiles}; }
+    // `num_units` earlier in the run.
+    __device__ __forceinline__ UnitCursor before(u32 num_units, u32 num_tiles) const {
+        UnitCursor earlier = *this;
+        while (earlier.tile < num_units) earlier.tile += num_tiles, earlier.group--;
+        earlier.tile -= num_units;
+        return earlier;
+    }
 
     // Whether the group of octets changed.
     __device__ __forceinline__ bool advance(u32 num_tiles) {

@@ -72,6 +72,8 @@ struct WgmmaLayout {
 
 // Returns once the barriers of all blocks of the cluster are initialised.
 __device__ __forceinline__ void meet_cluster() {
+    // Lanes may come from different paths, and these barriers take whole warps.
+    __syncwarp();
     __syncthreads();
     cluster_arrive();
     cluster_wait();
@@ -443,10 +445,11 @@ __device__ __forceinline__ void wgmma_matmul(const WgmmaParams& p) {
     else meet_cluster();
 }
 
-#define WGMMA_MATMUL_KERNELS(NAME, ...)        \
-    WGMMA_MATMUL_KERNEL(NAME, 8, __VA_ARGS__)  \
+// Fewer rows are left to mma.sync where no weights are decoded.
+#define WGMMA_MATMUL_KERNELS_OF_FEW(NAME, ...) \
     WGMMA_MATMUL_KERNEL(NAME, 16, __VA_ARGS__) \
-    WGMMA_MATMUL_KERNEL(NAME, 32, __VA_ARGS__) \
+    WGMMA_MATMUL_KERNEL(NAME, 32, __VA_ARGS__)
+#define WGMMA_MATMUL_KERNELS(NAME, ...)        \
     WGMMA_MATMUL_KERNEL(NAME, 48, __VA_ARGS__) \
     WGMMA_MATMUL_KERNEL(NAME, 64, __VA_ARGS__) \
     WGMMA_MATMUL_KERNEL(NAME, 128, __VA_ARGS__)
@@ -456,5 +459,6 @@ __device__ __forceinline__ void wgmma_matmul(const WgmmaParams& p) {
         wgmma_matmul<__VA_ARGS__, ROWS>(p);                                                 \
     }
 #else
+#define WGMMA_MATMUL_KERNELS_OF_FEW(NAME, ...)
 #define WGMMA_MATMUL_KERNELS(NAME, ...)
 #endif

@@ -26,8 +26,8 @@ const MIN_COLUMNS: usize = OCTET * TILE_COLUMNS;
 const MAX_RING_SLOTS: usize = 3;
 /// Super-tiles of activations without which the multiplying warps wait for them, and with which they never do.
 const ROW_SLOTS: [usize; 2] = [4, 12];
-/// Rows of a tile, for which there are kernels.
-const TILE_ROWS: [usize; 6] = [8, 16, 32, 48, 64, MAX_TILE_ROWS];
+/// Rows of a tile, for which there are kernels; of those for up to 32 rows W12's alone.
+const TILE_ROWS: [usize; 5] = [16, 32, 48, 64, MAX_TILE_ROWS];
 const MAX_TILE_ROWS: usize = 128;
 /// A rest of no more than these gets a launch of its own, with a smaller tile.
 const HALF_TILE_ROWS: usize = MAX_TILE_ROWS / 2;
@@ -228,13 +228,15 @@ impl WgmmaMatmul {
         // With several tiles of rows, and units that fill the GPU evenly, those that run at a time share weights.
         let num_turns = num_units.div_ceil(max_clusters);
         let is_strided = row_tiles > 1 && num_units * 10 >= num_turns * max_clusters * 9;
-        // A run is an octet at least, so that no octet is cut twice.
         let num_octets = num_units * params.num_octets as usize;
-        let num_clusters = if is_strided {
-            max_clusters.min(num_units)
-        } else {
-            max_clusters.min(num_octets)
-        };
+        // A run is an octet at least: the kernel takes for granted that no octet is cut twice.
+        let most = if is_strided { num_units } else { num_octets };
+        let num_clusters = max_clusters.min(most).max(1);
+        let (run_len, longer_runs) = (
+            num_octets * OCTET / num_clusters,
+            num_octets * OCTET % num_clusters,
+        );
+        debug_assert!(is_strided || run_len >= OCTET, "{stack:?}");
         let num_blocks = num_clusters * CLUSTER_BLOCKS;
         shape.num_blocks = num_blocks as u32;
         let [totals, cut_sums, octet_sums, end] =
@@ -247,8 +249,8 @@ impl WgmmaMatmul {
                 x: rows.address + (first_row / GROUP_ROWS * ROW_GROUP_BYTES) as u64,
                 octet_sums: scratch + octet_sums as u64,
                 ring_slots: config.ring_slots as u32,
-                run_len: (num_octets * OCTET / num_clusters) as u32,
-                longer_runs: (num_octets * OCTET % num_clusters) as u32,
+                run_len: run_len as u32,
+                longer_runs: longer_runs as u32,
                 ..params
             },
             totals: scratch + totals as u64,
