@@ -426,7 +426,7 @@ def test_the_table():
     assert table[0].split() == ["BF16", "W12", "FP8"]
     assert "linear layers" in text
     assert "In memory W12 is estimated at 12.154 bits" in text
-    assert "The KV pool is 3.17 times as large with W12." in text
+    assert "The KV pool is 3.18 times as large with W12." in text
     assert "26.896 B parameters" in lines[0]
     assert result.stderr == b""
 
