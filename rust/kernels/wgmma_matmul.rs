@@ -123,6 +123,14 @@ fn num_units(stack: Stack, view: WeightView, tile_rows: usize) -> usize {
     stack.num_tiles.div_ceil(unit_tiles)
 }
 
+/// Runs of slices, one for each of up to `max_clusters` clusters: their number, their slices, and how many have one more. A
+/// run is an octet at least: the kernel takes for granted that no octet is cut twice.
+fn equal_runs(num_octets: usize, max_clusters: usize) -> (usize, usize, usize) {
+    let num_runs = max_clusters.min(num_octets).max(1);
+    let num_slices = num_octets * OCTET;
+    (num_runs, num_slices / num_runs, num_slices % num_runs)
+}
+
 /// `WgmmaParams` of `cluster_run.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -160,7 +168,7 @@ impl WgmmaMatmul {
     }
 
     /// Whether half of the clusters that a GPU holds find something to do: a run is an octet at least. For matrices with
-    /// less, mma.sync is faster with the rows of one of its launches: it shares out single slices.
+    /// less, mma.sync is faster with the rows of one of its launches: it shares out single tiles.
     pub(super) fn has_work(&self, stack: Stack, limits: Limits) -> bool {
         let num_units = num_units(stack, self.view, tile_rows(self.num_rows));
         let num_runs = num_units * SliceMap::of(stack.in_features).num_octets;
@@ -229,14 +237,11 @@ impl WgmmaMatmul {
         let num_turns = num_units.div_ceil(max_clusters);
         let is_strided = row_tiles > 1 && num_units * 10 >= num_turns * max_clusters * 9;
         let num_octets = num_units * params.num_octets as usize;
-        // A run is an octet at least: the kernel takes for granted that no octet is cut twice.
-        let most = if is_strided { num_units } else { num_octets };
-        let num_clusters = max_clusters.min(most).max(1);
-        let (run_len, longer_runs) = (
-            num_octets * OCTET / num_clusters,
-            num_octets * OCTET % num_clusters,
-        );
-        debug_assert!(is_strided || run_len >= OCTET, "{stack:?}");
+        let (num_clusters, run_len, longer_runs) = if is_strided {
+            (max_clusters.min(num_units), 0, 0)
+        } else {
+            equal_runs(num_octets, max_clusters)
+        };
         let num_blocks = num_clusters * CLUSTER_BLOCKS;
         shape.num_blocks = num_blocks as u32;
         let [totals, cut_sums, octet_sums, end] =
@@ -305,6 +310,17 @@ mod tests {
                     assert!(config.ring_slots >= 2, "{in_features} {config:?}");
                     assert!(config.row_slots >= 4, "{in_features} {config:?}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn runs_share_all_slices_and_are_an_octet_at_least() {
+        for max_clusters in [1, 2, 5, 60, 66] {
+            for num_octets in 1..300 {
+                let (num_runs, len, longer) = equal_runs(num_octets, max_clusters);
+                assert!(num_runs <= max_clusters && longer < num_runs && len >= OCTET);
+                assert_eq!(num_runs * len + longer, num_octets * OCTET);
             }
         }
     }
