@@ -87,8 +87,6 @@ __device__ __forceinline__ void run(const GdnWyParams& p) {
     const KeyProducts<TILES, IS_CLUSTER> products(block);
     products.prefetch_keys();
     values.prefetch_committed();
-    // Behind what this launch waits for: the memory has nothing else to do until the next one.
-    if (block.warp() == block.WARPS / 2) prefetch(p.upcoming, blockIdx.x * WARP_LANES + block.lane(), gridDim.x * WARP_LANES);
     KeyMaker<TILES, IS_CLUSTER> keys(block);
     const auto expect = [&] {
         if (!IS_CLUSTER || block.warp() > 0) return;

@@ -10,7 +10,6 @@ use specpilot_rs::kernels::gdn_wy::{
     anchor_of,
 };
 use specpilot_rs::kernels::paths::RowPaths;
-use specpilot_rs::kernels::upcoming_weights::UpcomingWeights;
 
 use super::numbers::{filled, tree};
 use super::timing;
@@ -125,7 +124,6 @@ fn pass_us(
                 cache: &layers[call],
                 tail: &mut tail,
                 y: (&mut y).into(),
-                upcoming: UpcomingWeights::default(),
             };
             GdnWy::run(device, args).expect("a pass");
         })

@@ -9,7 +9,6 @@ use specpilot_rs::kernels::gdn_wy::{
     GdnLayerCache, GdnShape, GdnTail, GdnWeights, GdnWy, GdnWyArgs, anchor_of,
 };
 use specpilot_rs::kernels::paths::RowPaths;
-use specpilot_rs::kernels::upcoming_weights::UpcomingWeights;
 
 /// Name, key heads, value heads (heads of 128).
 const SHAPES: [(&str, usize, usize); 2] = [("demo", 1, 2), ("27b", 16, 48)];
@@ -97,7 +96,6 @@ pub fn bench(c: &mut Criterion) {
                             cache: &cache,
                             tail: &mut tail,
                             y: (&mut y).into(),
-                            upcoming: UpcomingWeights::default(),
                         };
                         GdnWy::run(&device, args).expect("buffers fit the shape");
                         black_box(&y);

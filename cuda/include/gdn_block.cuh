@@ -75,7 +75,6 @@ struct GdnWyParams {
     float* tail_d;              // [rows][value heads][value_dim]
     float* tail_g;              // [rows][value heads]
     RowsOutput y;               // [rows][value heads * value_dim]
-    UpcomingWeights upcoming;   // of the launch that follows
     float* outputs;             // o, scratch where blocks stand alone: [rows][value heads * value_dim]
     float* squares;             // likewise: [rows][value heads * value_dim / 8]
     SharedLayout shared;

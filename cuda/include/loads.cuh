@@ -25,24 +25,5 @@ __device__ __forceinline__ float2 load_if(const float2* from, bool is_there) {
     return x;
 }
 
-// Evenly spread parts of weights that a later launch reads; mirrored by upcoming_weights.rs.
-struct UpcomingWeights {
-    const u8* start;
-    u32 num_parts;
-    u32 part_bytes, stride;  // multiples of 16
-    u32 unused;
-};
-
-// Brings them into the L2 cache: every `num_threads`th part, from `thread` on.
-__device__ __forceinline__ void prefetch(const UpcomingWeights& weights, u32 thread, u32 num_threads) {
-#if __CUDA_ARCH__ >= 900
-#pragma unroll 1
-    for (u32 i = thread; i < weights.num_parts; i += num_threads) {
-        const u8* part = weights.start + static_cast<u64>(i) * weights.stride;
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(part), "r"(weights.part_bytes));
-    }
-#endif
-}
-
 // Brings what lies at an address into the L2 cache.
 __device__ __forceinline__ void prefetch(const float* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }

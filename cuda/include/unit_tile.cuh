@@ -11,7 +11,7 @@ struct UnitTile {
     // Floats that are loaded before the first of them is used, and octets' worth of those.
     static constexpr u32 AT_ONCE = ROWS < 64 ? ROWS / 2 : 32, OCTETS_AT_ONCE = 64 / AT_ONCE;
     // Whether registers hold the sum of the octets so far of a unit that is a cluster's alone; else memory does.
-    static constexpr bool KEEPS_TOTALS = ROWS <= 32 && TILES <= 12;
+    static constexpr bool KEEPS_TOTALS = ROWS <= 32;
     typedef float Totals[KEEPS_TOTALS ? ROWS / 2 : 1];
     const WgmmaParams& p;
     const ClusterRun& run;

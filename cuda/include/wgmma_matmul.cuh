@@ -12,20 +12,25 @@
 
 #include "unit_tile.cuh"
 
-// Tiles of a unit that a block multiplies, one a warp: where weights are decoded, as many warps as there are registers, and
-// shared memory for two slices each.
+// Tiles of a unit that a block multiplies, one a warp: where weights are decoded, as many warps as there is shared memory for
+// two slices each.
 template <class Weights, u32 ROWS>
-constexpr u32 BLOCK_TILES = !Weights::IS_DECODED || ROWS > 64 ? 8 : ROWS > 32 || Weights::TILE_BYTES > 1024 ? 12 : 16;
+constexpr u32 BLOCK_TILES = !Weights::IS_DECODED || ROWS > 64 ? 8 : 12;
 template <class Weights, u32 ROWS>
 constexpr u32 WGMMA_THREADS = (BLOCK_TILES<Weights, ROWS> + 4) * WARP_LANES;
 
+// Threads beside a block, of as many registers as its own begin with, for which it leaves room: of the small kernel between
+// two matmuls. Its blocks wait there while the first matmul runs, and those of the second start as the first one's end, not as
+// the small kernel's do.
+template <u32 ROWS>
+constexpr u32 NEIGHBOUR_THREADS = ROWS <= 64 ? 4 * WARP_LANES : 0;
+
 // Registers of a thread: those that multiply take what the last warpgroup leaves of what the block starts with. Asked for more
 // than that, they would wait for ever.
-template <u32 TILES>
+template <u32 TILES, u32 ROWS>
 struct Registers {
-    static constexpr u32 OTHERS = TILES == 8 ? 40 : TILES == 12 ? 56 : 64;
-    static constexpr u32 MULTIPLYING = TILES == 8 ? 232 : TILES == 12 ? 152 : 104;
-    static constexpr u32 AT_START = 65536 / ((TILES + 4) * WARP_LANES) / 8 * 8;
+    static constexpr u32 OTHERS = ROWS > 64 ? 40 : 48, MULTIPLYING = ROWS > 64 ? 232 : TILES == 8 ? 168 : 112;
+    static constexpr u32 AT_START = 65536 / ((TILES + 4) * WARP_LANES + NEIGHBOUR_THREADS<ROWS>) / 8 * 8;
     static_assert(MULTIPLYING * TILES + OTHERS * 4 <= AT_START * (TILES + 4), "more registers than a block starts with");
 };
 constexpr u32 ROW_GROUP_BYTES = TILE_COLUMNS * 16;  // eight rows of a super-tile of columns
@@ -433,12 +438,12 @@ __device__ __forceinline__ void wgmma_matmul(const WgmmaParams& p) {
     if (warp < TILES) {
         if (lane == 0) begin_tile<Weights, ROWS>(p, shared, run, k_tiles, warp);
         __syncwarp();
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers<TILES>::MULTIPLYING));
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers<TILES, ROWS>::MULTIPLYING));
         meet_cluster();
         multiply_run<Weights, ROWS>(p, shared, run, k_tiles, warp, lane);
         return;
     }
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers<TILES>::OTHERS));
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers<TILES, ROWS>::OTHERS));
     if (warp == TILES) stream_tiles<Weights, ROWS>(p, shared, run, k_tiles, lane);
     else if (warp == TILES + 1) stream_rows<Weights, ROWS>(p, shared, run, k_tiles, lane);
     else if (warp == TILES + 2) send_signals<Weights, ROWS>(p, shared, run, lane);
@@ -454,8 +459,9 @@ __device__ __forceinline__ void wgmma_matmul(const WgmmaParams& p) {
     WGMMA_MATMUL_KERNEL(NAME, 64, __VA_ARGS__) \
     WGMMA_MATMUL_KERNEL(NAME, 128, __VA_ARGS__)
 #define WGMMA_MATMUL_KERNEL(NAME, ROWS, ...)                                                \
-    extern "C" __global__ void __launch_bounds__((WGMMA_THREADS<__VA_ARGS__, ROWS>), 1)     \
-        NAME##_wgmma_##ROWS(const __grid_constant__ WgmmaParams p) {                        \
+    extern "C" __global__ void                                                              \
+        __launch_bounds__((WGMMA_THREADS<__VA_ARGS__, ROWS> + NEIGHBOUR_THREADS<ROWS>), 1)  \
+            NAME##_wgmma_##ROWS(const __grid_constant__ WgmmaParams p) {                    \
         wgmma_matmul<__VA_ARGS__, ROWS>(p);                                                 \
     }
 #else

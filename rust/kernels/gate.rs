@@ -114,12 +114,13 @@ impl Kernel for Gate {
                     .all(|len| len.is_multiple_of(4)),
             ),
         };
-        let entry = match args.kind {
-            GateKind::SiluMultiply => "gate_silu",
-            GateKind::SigmoidMultiply => "gate_sigmoid",
-            GateKind::GeluTanhMultiply => "gate_gelu_tanh",
+        let num_quads = num_rows * row_len.div_ceil(4);
+        let between_matmuls = Shape::of_few_values(num_quads, device.limits());
+        let (entry, shape) = match args.kind {
+            GateKind::SiluMultiply => ("gate_silu", between_matmuls),
+            GateKind::GeluTanhMultiply => ("gate_gelu_tanh", between_matmuls),
+            GateKind::SigmoidMultiply => ("gate_sigmoid", Shape::of_values(num_quads)),
         };
-        let shape = Shape::of_values(num_rows * row_len.div_ceil(4));
         // SAFETY: `params` mirrors the kernel's; `check` saw that gates and values are long enough.
         unsafe { launcher.run(entry, shape, &params) }
     }

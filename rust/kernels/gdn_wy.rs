@@ -32,7 +32,6 @@ use heads::{KeyHead, Pass, ValueHead};
 use super::matmul_rows::RowsOutput;
 use super::paths::{MAX_PATH_ROWS, RowPaths, Segment};
 use super::simd;
-use super::upcoming_weights::UpcomingWeights;
 use super::{Kernel, check_len, check_size, for_each_task};
 use crate::device::cuda::CudaDevice;
 use crate::device::{Buffer, Device, HostDevice};
@@ -188,8 +187,6 @@ pub struct GdnWyArgs<'a> {
     pub tail: &'a mut GdnTail,
     /// Result `[rows, Hv*Dv]`, after the gated norm.
     pub y: RowsOutput<'a>,
-    /// Weights that the next launch reads, brought nearer meanwhile.
-    pub upcoming: UpcomingWeights,
 }
 
 /// The kernel; see the module's head for its contract.

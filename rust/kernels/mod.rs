@@ -44,7 +44,6 @@ pub mod skinny_matmul;
 pub mod skinny_weights;
 pub mod stock_matmul;
 pub mod tree_attention;
-pub mod upcoming_weights;
 pub(crate) mod vectors;
 pub mod w12_matmul;
 mod wgmma_matmul;

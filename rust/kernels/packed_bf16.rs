@@ -4,10 +4,8 @@ use half::bf16;
 use half::slice::HalfFloatSliceExt as _;
 use rayon::prelude::*;
 
-use super::packed_w12::WeightView;
 use super::simd::LANES;
 use super::skinny_weights::{CudaParts, SkinnyWeights, SliceFormat, TILE_CHANNELS};
-use super::upcoming_weights::UpcomingWeights;
 use crate::device::{Backend, Buffer, Device};
 use crate::error::DeviceError;
 
@@ -117,14 +115,6 @@ impl PackedBf16 {
     /// Length of a row.
     pub fn in_features(&self) -> usize {
         self.in_features
-    }
-
-    /// What a kernel may bring nearer before the matrix is read on a GPU.
-    pub(crate) fn upcoming(&self) -> UpcomingWeights {
-        let cuda = self.cuda.as_ref();
-        cuda.map_or_else(UpcomingWeights::default, |weights| {
-            weights.upcoming(WeightView::Exact)
-        })
     }
 
     /// Bytes of the packed weights.

@@ -7,10 +7,8 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::fp8_matmul::launch::Fp8Codes;
-use super::packed_w12::WeightView;
 use super::simd::LANES;
 use super::skinny_weights::{CudaParts, SkinnyWeights, SliceFormat};
-use super::upcoming_weights::UpcomingWeights;
 use crate::device::{Backend, Buffer, Device};
 use crate::error::KernelError;
 
@@ -271,14 +269,6 @@ impl PackedFp8 {
     /// Columns that share a scale.
     pub fn block_columns(&self) -> usize {
         self.block_columns
-    }
-
-    /// What a kernel may bring nearer before the matrix is read on a GPU.
-    pub(crate) fn upcoming(&self) -> UpcomingWeights {
-        let cuda = self.cuda.as_ref();
-        cuda.map_or_else(UpcomingWeights::default, |weights| {
-            weights.upcoming(WeightView::Exact)
-        })
     }
 
     /// Bytes of codes and scales.

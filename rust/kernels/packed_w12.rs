@@ -18,7 +18,6 @@ use rayon::prelude::*;
 
 use super::simd::{LANES, Lanes, Words};
 use super::skinny_weights::{CudaParts, SkinnyWeights, SliceFormat};
-use super::upcoming_weights::UpcomingWeights;
 use crate::device::{Backend, Buffer, Device};
 use crate::error::DeviceError;
 
@@ -211,12 +210,6 @@ impl PackedW12 {
     /// Whether all bits are there, or the Q view alone.
     pub fn is_exact(&self) -> bool {
         self.cuda.is_some() || !self.four.is_empty()
-    }
-
-    /// What a kernel may bring nearer before the matrix is read on a GPU.
-    pub(crate) fn upcoming(&self, view: WeightView) -> UpcomingWeights {
-        let cuda = self.cuda.as_ref();
-        cuda.map_or_else(UpcomingWeights::default, |weights| weights.upcoming(view))
     }
 
     /// Bytes of the packed weights, all parts.

@@ -14,7 +14,6 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::packed_w12::{CodeTile, EscapedWeight, WeightView};
-use super::upcoming_weights::UpcomingWeights;
 use crate::device::Buffer;
 use crate::device::Device;
 use crate::error::DeviceError;
@@ -199,16 +198,6 @@ impl SkinnyWeights {
             SliceFormat::Bf16 | SliceFormat::Fp8 { .. } => 1,
         };
         num_tiles * tile_bytes + (num_starts + num_escapes) * size_of::<u32>()
-    }
-
-    /// What a kernel may bring nearer before a launch reads the matrix through `view`.
-    pub(super) fn upcoming(&self, view: WeightView) -> UpcomingWeights {
-        let map = SliceMap::of(self.in_features);
-        let num_slices = self.out_features.div_ceil(TILE_CHANNELS) * map.num_slices();
-        let read_bytes =
-            self.format.note_bytes() + map.slice_tiles() * self.format.read_bytes(view);
-        let address = self.slices.cuda_address().unwrap_or(0);
-        UpcomingWeights::spread(address, self.slices.len(), num_slices, read_bytes)
     }
 
     /// Bytes of all parts.

@@ -19,6 +19,8 @@ const ROW_GROUP_BYTES: usize = GROUP_ROWS * TILE_COLUMNS * 2;
 const ROW_SUM_BYTES: usize = TILE_CHANNELS * size_of::<f32>();
 /// Bytes of the barriers of as many slots as there may be, and of what a block's warps tell each other.
 const BARRIER_BYTES: usize = 1152;
+/// Shared memory that a block leaves to a small one of the kernel between two matmuls, with what the system takes for one.
+const NEIGHBOUR_BYTES: usize = 2048;
 const WARP_LANES: usize = 32;
 /// Columns with which every slice has a super-tile, as the kernel takes for granted.
 const MIN_COLUMNS: usize = OCTET * TILE_COLUMNS;
@@ -76,11 +78,13 @@ impl WgmmaConfig {
         let tile_bytes = stack.format.read_bytes(view);
         let map = SliceMap::of(stack.in_features);
         let slot_bytes = stack.format.note_bytes() + map.slice_tiles() * tile_bytes;
-        let block_tiles = block_tiles(stack.format, view, tile_rows);
+        let block_tiles = block_tiles(stack.format, tile_rows);
         let step_bytes = block_tiles * slot_bytes;
         let row_slot_bytes = tile_rows / GROUP_ROWS * ROW_GROUP_BYTES;
         let [few, many] = ROW_SLOTS;
-        let room = limits.block_shared_bytes.saturating_sub(BARRIER_BYTES);
+        let room = limits
+            .block_shared_bytes
+            .saturating_sub(BARRIER_BYTES + NEIGHBOUR_BYTES);
         let ring_slots =
             (room.saturating_sub(few * row_slot_bytes) / step_bytes).clamp(1, MAX_RING_SLOTS);
         let row_slots = (room.saturating_sub(ring_slots * step_bytes) / row_slot_bytes).min(many);
@@ -109,17 +113,16 @@ fn tile_rows(num_rows: usize) -> usize {
 }
 
 /// Tiles that a block multiplies; `BLOCK_TILES` of `wgmma_matmul.cuh`.
-fn block_tiles(format: SliceFormat, view: WeightView, tile_rows: usize) -> usize {
-    match (format, view) {
-        (SliceFormat::W12, WeightView::Q) if tile_rows <= 32 => 16,
-        (SliceFormat::W12, _) if tile_rows <= 64 => 12,
+fn block_tiles(format: SliceFormat, tile_rows: usize) -> usize {
+    match format {
+        SliceFormat::W12 if tile_rows <= 64 => 12,
         _ => 8,
     }
 }
 
 /// Units of a cluster's channels.
-fn num_units(stack: Stack, view: WeightView, tile_rows: usize) -> usize {
-    let unit_tiles = block_tiles(stack.format, view, tile_rows) * CLUSTER_BLOCKS;
+fn num_units(stack: Stack, tile_rows: usize) -> usize {
+    let unit_tiles = block_tiles(stack.format, tile_rows) * CLUSTER_BLOCKS;
     stack.num_tiles.div_ceil(unit_tiles)
 }
 
@@ -170,7 +173,7 @@ impl WgmmaMatmul {
     /// Whether half of the clusters that a GPU holds find something to do: a run is an octet at least. For matrices with
     /// less, mma.sync is faster with the rows of one of its launches: it shares out single tiles.
     pub(super) fn has_work(&self, stack: Stack, limits: Limits) -> bool {
-        let num_units = num_units(stack, self.view, tile_rows(self.num_rows));
+        let num_units = num_units(stack, tile_rows(self.num_rows));
         let num_runs = num_units * SliceMap::of(stack.in_features).num_octets;
         2 * num_runs >= limits.num_multiprocessors / CLUSTER_BLOCKS
     }
@@ -194,8 +197,8 @@ impl WgmmaMatmul {
         tile_rows: usize,
         num_blocks: usize,
     ) -> [usize; 4] {
-        let units = num_units(stack, self.view, tile_rows) * num_rows.div_ceil(tile_rows);
-        let own = block_tiles(stack.format, self.view, tile_rows) * tile_rows * ROW_SUM_BYTES;
+        let units = num_units(stack, tile_rows) * num_rows.div_ceil(tile_rows);
+        let own = block_tiles(stack.format, tile_rows) * tile_rows * ROW_SUM_BYTES;
         let num_octets = SliceMap::of(stack.in_features).num_octets;
         let shared = num_blocks.min(units * CLUSTER_BLOCKS) * num_octets * own;
         let own = num_blocks * own;
@@ -232,7 +235,7 @@ impl WgmmaMatmul {
             // Where not even one fits, launching says so.
             .max(1);
         let row_tiles = num_rows.div_ceil(config.tile_rows);
-        let num_units = num_units(stack, self.view, config.tile_rows) * row_tiles;
+        let num_units = num_units(stack, config.tile_rows) * row_tiles;
         // With several tiles of rows, and units that fill the GPU evenly, those that run at a time share weights.
         let num_turns = num_units.div_ceil(max_clusters);
         let is_strided = row_tiles > 1 && num_units * 10 >= num_turns * max_clusters * 9;

@@ -4,7 +4,6 @@ use crate::error::KernelError;
 use crate::kernels::Kernel;
 use crate::kernels::gdn_wy::{GdnWeights, GdnWy, GdnWyArgs};
 use crate::kernels::paths::Wave;
-use crate::kernels::upcoming_weights::UpcomingWeights;
 
 use super::decoder::{LayerContext, PostNorm};
 use super::tail::GatedDeltaTail;
@@ -30,11 +29,6 @@ pub(super) fn forward(
     ];
     context.multiply_together(&workspace.rows, products)?;
     for Wave { segments, settled } in paths.waves() {
-        // The last wave leads to the projection.
-        let upcoming = match settled {
-            None => weights.out_proj.upcoming(context.view),
-            Some(_) => UpcomingWeights::default(),
-        };
         let gdn = context.caches.gdn();
         GdnWy::run(
             device,
@@ -56,7 +50,6 @@ pub(super) fn forward(
                 cache: gdn.layer(context.caches.gdn_index(layer)),
                 tail: &mut tail.log,
                 y: (&mut workspace.rows).into(),
-                upcoming,
             },
         )?;
         if let Some(settled) = settled {

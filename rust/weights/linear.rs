@@ -10,7 +10,6 @@ use crate::kernels::Kernel;
 use crate::kernels::bf16_matmul::{Bf16Matmul, Bf16MatmulArgs, Epilogue, PackedBf16, Product};
 use crate::kernels::fp8_matmul::{Activations, Fp8Matmul, Fp8MatmulArgs, PackedFp8};
 use crate::kernels::matmul_rows::MatmulInput;
-use crate::kernels::upcoming_weights::UpcomingWeights;
 use crate::kernels::w12_matmul::{PackedW12, W12Matmul, W12MatmulArgs, WeightView};
 
 /// A weight matrix `[out_features, in_features]`.
@@ -141,15 +140,6 @@ impl Linear {
     ) -> Result<(), KernelError> {
         let product = Product { weight: self, y };
         multiply_together(view, device, x.into(), num_rows, [product], epilogue)
-    }
-
-    /// What a kernel may bring nearer on a GPU before the matrix is read through `view`; nothing elsewhere.
-    pub fn upcoming(&self, view: WeightView) -> UpcomingWeights {
-        match self.in_view(view) {
-            InView::Bf16(weight) => weight.upcoming(),
-            InView::W12(weight) => weight.upcoming(view),
-            InView::Fp8(weight, _) => weight.upcoming(),
-        }
     }
 
     /// The packed BF16 weights, where that is the format.

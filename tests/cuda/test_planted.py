@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from specpilot_rs import LLM, SamplingParams, _core
+from specpilot_rs import LLM, DeviceError, OptionError, SamplingParams, _core
 
 DEVICE = "cuda:0"
 kernels = _core.kernels
@@ -136,12 +138,12 @@ def test_large_models_say_the_same_in_both_formats(
     def decode(llm: LLM, **record: bool) -> list[Any]:
         return llm.generate([prompt], params, use_tqdm=False, **record)
 
-    llm = LLM.planted(name, weight_format="bf16", head="dense", **options)
+    llm = planted_in_most_memory(name, weight_format="bf16", head="dense", **options)
     plain = decode(llm, record_logits=True)
     text = plain[0].outputs[0].token_ids
     assert len(set(text)) > 30
     del llm
-    llm = LLM.planted(name, ways[-1], weight_format="w12", head="screened", **options)
+    llm = planted_in_most_memory(name, ways[-1], weight_format="w12", head="screened", **options)
     assert llm.describe()["num_w12_matrices"] > 300
     llm.add_script(prompt["prompt_token_ids"] + text)
     llm.switch_speculation(None, head="dense")
@@ -153,6 +155,16 @@ def test_large_models_say_the_same_in_both_formats(
         tau = output.metrics.mean_acceptance_length
         report(f"{name}, w12, {config}: tau {tau:.2f}")
         assert (tau > 2) == (config is not None)
+
+
+def planted_in_most_memory(*args: Any, **options: Any) -> LLM:
+    """A model that leaves room for no other; where tests run side by side, others may have that memory."""
+    try:
+        return LLM.planted(*args, **options)
+    except (DeviceError, OptionError) as error:
+        if "PYTEST_XDIST_WORKER" in os.environ and re.search(r"are missing|out of memory", str(error)):
+            pytest.skip("others have the memory")
+        raise
 
 
 def compare(outputs: list[Any], plain: list[Any]) -> None:

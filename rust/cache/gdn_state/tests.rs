@@ -6,7 +6,6 @@ use super::*;
 use crate::kernels::gdn_wy::{GdnWeights, GdnWy, GdnWyArgs};
 use crate::kernels::paths::{RowPaths, Wave, num_settled_rows};
 use crate::kernels::random_trees::{ChainInTree, Numbers};
-use crate::kernels::upcoming_weights::UpcomingWeights;
 
 const NUM_LAYERS: usize = 2;
 const NUM_TOKENS: usize = 600;
@@ -161,7 +160,6 @@ impl Model {
                     cache: cache.layer(layer),
                     tail: &mut tail,
                     y: (&mut y).into(),
-                    upcoming: UpcomingWeights::default(),
                 };
                 GdnWy::run(&self.device, args).unwrap();
                 if let Some(settled) = settled {

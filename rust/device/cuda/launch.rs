@@ -7,8 +7,11 @@ use cudarc::driver::sys::{
 };
 use cudarc::driver::{CudaFunction, result};
 
-use super::{CudaDevice, driver};
+use super::{CudaDevice, Limits, driver};
 use crate::error::DeviceError;
+
+/// Threads of a block of those that take values in turn.
+const VALUE_THREADS: usize = 256;
 
 /// How many threads run, and in what groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,12 +39,22 @@ impl Shape {
 
     /// For kernels whose threads take values in turn: enough to fill any GPU, and no more.
     pub fn of_values(num_values: usize) -> Self {
-        const BLOCK_THREADS: usize = 256;
         const MAX_BLOCKS: usize = 2048;
         Self::of_blocks(
-            num_values.div_ceil(BLOCK_THREADS).min(MAX_BLOCKS),
-            BLOCK_THREADS,
+            num_values.div_ceil(VALUE_THREADS).min(MAX_BLOCKS),
+            VALUE_THREADS,
         )
+    }
+
+    /// Likewise, but a block for each multiprocessor at most where a thread then has only some values. Such blocks all find
+    /// room beside those of a matmul, so that the matmul behind them starts as soon as the one before leaves.
+    pub fn of_few_values(num_values: usize, limits: Limits) -> Self {
+        const MAX_TURNS: usize = 5;
+        let num_blocks = num_values.div_ceil(VALUE_THREADS);
+        if num_blocks > MAX_TURNS * limits.num_multiprocessors {
+            return Self::of_values(num_values);
+        }
+        Self::of_blocks(num_blocks.min(limits.num_multiprocessors), VALUE_THREADS)
     }
 }
 

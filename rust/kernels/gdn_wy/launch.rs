@@ -8,7 +8,6 @@ use crate::error::KernelError;
 use crate::kernels::launcher::Launcher;
 use crate::kernels::matmul_rows::CudaRows;
 use crate::kernels::paths::CudaPaths;
-use crate::kernels::upcoming_weights::UpcomingWeights;
 use crate::kernels::{Kernel, check_size};
 
 const NORM_THREADS: usize = 256;
@@ -77,7 +76,6 @@ struct GdnWyParams {
     tail_d: u64,
     tail_g: u64,
     y: CudaRows,
-    upcoming: UpcomingWeights,
     outputs: u64,
     squares: u64,
     shared: SharedLayout,
@@ -306,7 +304,6 @@ pub(super) fn run(device: &CudaDevice, args: &GdnWyArgs<'_>) -> Result<(), Kerne
         y: args
             .y
             .on_cuda(&launcher, args.paths.num_rows(), shape.values_len())?,
-        upcoming: args.upcoming,
         outputs,
         squares: outputs + outputs_bytes as u64,
         shared: layout,

@@ -8,7 +8,6 @@ use crate::device::Device;
 use crate::kernels::gdn_wy::{
     GdnLayerCache, GdnShape, GdnTail, GdnWeights, GdnWy, GdnWyArgs, anchor_of,
 };
-use crate::kernels::upcoming_weights::UpcomingWeights;
 
 /// `(num_key_heads, num_value_heads, key_dim, value_dim, conv_kernel)`.
 pub(super) type ShapeTuple = (usize, usize, usize, usize, usize);
@@ -107,7 +106,6 @@ pub(super) fn gdn_wy<'py>(
             cache: &layer_cache(&device, &cache)?,
             tail: &mut tail,
             y: y.output(),
-            upcoming: UpcomingWeights::default(),
         },
     )?;
     let of_y = (num_rows, row_lens[0]);
