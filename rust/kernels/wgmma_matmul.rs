@@ -19,7 +19,8 @@ const ROW_GROUP_BYTES: usize = GROUP_ROWS * TILE_COLUMNS * 2;
 const ROW_SUM_BYTES: usize = TILE_CHANNELS * size_of::<f32>();
 /// Bytes of the barriers of as many slots as there may be, and of what a block's warps tell each other.
 const BARRIER_BYTES: usize = 1152;
-/// Shared memory that a block leaves to a small one of the kernel between two matmuls, with what the system takes for one.
+/// Shared memory that a block of no more than [`HALF_TILE_ROWS`] leaves to a small one of the kernel between two matmuls, with
+/// what the system takes for one: `NEIGHBOUR_THREADS` of `wgmma_matmul.cuh`.
 const NEIGHBOUR_BYTES: usize = 2048;
 const WARP_LANES: usize = 32;
 /// Columns with which every slice has a super-tile, as the kernel takes for granted.
@@ -82,9 +83,14 @@ impl WgmmaConfig {
         let step_bytes = block_tiles * slot_bytes;
         let row_slot_bytes = tile_rows / GROUP_ROWS * ROW_GROUP_BYTES;
         let [few, many] = ROW_SLOTS;
+        let neighbour_bytes = if tile_rows > HALF_TILE_ROWS {
+            0
+        } else {
+            NEIGHBOUR_BYTES
+        };
         let room = limits
             .block_shared_bytes
-            .saturating_sub(BARRIER_BYTES + NEIGHBOUR_BYTES);
+            .saturating_sub(BARRIER_BYTES + neighbour_bytes);
         let ring_slots =
             (room.saturating_sub(few * row_slot_bytes) / step_bytes).clamp(1, MAX_RING_SLOTS);
         let row_slots = (room.saturating_sub(ring_slots * step_bytes) / row_slot_bytes).min(many);
@@ -309,7 +315,11 @@ mod tests {
                 for num_rows in [1, 9, 17, 33, 64, 65, 300] {
                     let config =
                         WgmmaConfig::choose(stack(format, 4096, in_features), view, num_rows, H200);
-                    assert!(config.shared_bytes <= H200.block_shared_bytes, "{config:?}");
+                    let room = match num_rows {
+                        0..=64 => H200.block_shared_bytes - NEIGHBOUR_BYTES,
+                        _ => H200.block_shared_bytes,
+                    };
+                    assert!(config.shared_bytes <= room, "{config:?}");
                     assert!(config.ring_slots >= 2, "{in_features} {config:?}");
                     assert!(config.row_slots >= 4, "{in_features} {config:?}");
                 }
