@@ -188,3 +188,32 @@ impl<'a> Launch<'a> {
         .map_err(|error: result::DriverError| driver("launching a kernel")(error))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_values_take_a_block_a_multiprocessor_and_many_as_many_as_ever() {
+        let limits = Limits {
+            num_multiprocessors: 132,
+            block_shared_bytes: 232_448,
+            has_clusters: true,
+        };
+        let turn = 132 * VALUE_THREADS;
+        for (num_values, num_blocks) in [
+            (0, 0),
+            (1, 1),
+            (VALUE_THREADS + 1, 2),
+            (turn, 132),
+            (turn + 1, 132),
+            (5 * turn, 132),
+            (5 * turn + 1, 5 * 132 + 1),
+            (1 << 30, 2048),
+        ] {
+            let shape = Shape::of_few_values(num_values, limits);
+            assert_eq!(shape.num_blocks, num_blocks, "{num_values}");
+            assert_eq!(shape.block_threads, VALUE_THREADS as u32);
+        }
+    }
+}
