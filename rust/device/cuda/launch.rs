@@ -49,6 +49,7 @@ impl Shape {
     /// Likewise, but a block for each multiprocessor at most where a thread then has only some values. Such blocks all find
     /// room beside those of a matmul, so that the matmul behind them starts as soon as the one before leaves.
     pub fn of_few_values(num_values: usize, limits: Limits) -> Self {
+        // Quads that a thread of `gate.cu` has on their way at a time.
         const MAX_TURNS: usize = 5;
         let num_blocks = num_values.div_ceil(VALUE_THREADS);
         if num_blocks > MAX_TURNS * limits.num_multiprocessors {
