@@ -1,9 +1,11 @@
 // y = silu(x) * values, y = sigmoid(x) * values and y = gelu(x) * values, in fp32 or rounded for a matmul: a thread takes
-// some quads of columns at a time.
+// up to five quads of columns at a time.
 #include "matmul_rows.cuh"
 
-constexpr u32 BLOCK_THREADS = 256, MIN_BLOCKS = 4;  // few registers: a block fits beside one of a matmul
-constexpr u32 QUADS_AT_ONCE = 5;
+constexpr u32 BLOCK_THREADS = 256;  // as the launcher has them
+// So no more than 64 registers: 16,384 of a block are what NEIGHBOUR_THREADS of wgmma_matmul.cuh leave beside a matmul.
+constexpr u32 MIN_BLOCKS = 4;
+constexpr u32 QUADS_AT_ONCE = 5;  // as `Shape::of_few_values` takes for granted
 
 struct GateParams {
     const float* x;       // gates; vector i starts at x_offset + i * x_stride

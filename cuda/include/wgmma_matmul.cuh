@@ -1,6 +1,6 @@
 // The matmul of slice_sums.cuh with Hopper's wgmma, for more rows than registers hold: its sums, bit for bit.
 //
-// A cluster of blocks takes *units* of 8 to 16 tiles a block and all of ROWS rows. A warp owns a tile: its weights go from the
+// A cluster of blocks takes *units* of 8 or 12 tiles a block and all of ROWS rows. A warp owns a tile: its weights go from the
 // tile's ring through its registers, decoded, straight into operand A of its warpgroup; activations pass through shared memory as
 // operand B, a super-tile of columns a slot, each block of the cluster bringing its part of them to all. A slice is one chain
 // of wgmma from zero, a slice's sum is added to its octet's, an octet's to the total: the one order, so nothing of it
@@ -19,9 +19,9 @@ constexpr u32 BLOCK_TILES = !Weights::IS_DECODED || ROWS > 64 ? 8 : 12;
 template <class Weights, u32 ROWS>
 constexpr u32 WGMMA_THREADS = (BLOCK_TILES<Weights, ROWS> + 4) * WARP_LANES;
 
-// Threads beside a block, of as many registers as its own begin with, for which it leaves room: of the small kernel between
-// two matmuls. Its blocks wait there while the first matmul runs, and those of the second start as the first one's end, not as
-// the small kernel's do.
+// Registers that are left free beside a block, counted in threads of its own: 16,384, for a block of the small kernel between
+// two matmuls. Those wait there while the first matmul runs, and the second one's blocks start as the first one's end, not as
+// the small kernel's do. With more rows a prompt is read, and the sums take all registers.
 template <u32 ROWS>
 constexpr u32 NEIGHBOUR_THREADS = ROWS <= 64 ? 4 * WARP_LANES : 0;
 

@@ -19,8 +19,9 @@ const ROW_GROUP_BYTES: usize = GROUP_ROWS * TILE_COLUMNS * 2;
 const ROW_SUM_BYTES: usize = TILE_CHANNELS * size_of::<f32>();
 /// Bytes of the barriers of as many slots as there may be, and of what a block's warps tell each other.
 const BARRIER_BYTES: usize = 1152;
-/// Shared memory that a block of no more than [`HALF_TILE_ROWS`] leaves to a small one of the kernel between two matmuls, with
-/// what the system takes for one: `NEIGHBOUR_THREADS` of `wgmma_matmul.cuh`.
+/// Shared memory that is left free beside a block of no more than [`HALF_TILE_ROWS`], for one of the small kernel between two
+/// matmuls: 1 KB that the system takes for any block and 1 KB for itself. `NEIGHBOUR_THREADS` of `wgmma_matmul.cuh` are its
+/// registers.
 const NEIGHBOUR_BYTES: usize = 2048;
 const WARP_LANES: usize = 32;
 /// Columns with which every slice has a super-tile, as the kernel takes for granted.
@@ -83,16 +84,15 @@ impl WgmmaConfig {
         let step_bytes = block_tiles * slot_bytes;
         let row_slot_bytes = tile_rows / GROUP_ROWS * ROW_GROUP_BYTES;
         let [few, many] = ROW_SLOTS;
-        let neighbour_bytes = if tile_rows > HALF_TILE_ROWS {
-            0
-        } else {
-            NEIGHBOUR_BYTES
+        let all = limits.block_shared_bytes.saturating_sub(BARRIER_BYTES);
+        let slots_in = |room: usize| {
+            (room.saturating_sub(few * row_slot_bytes) / step_bytes).clamp(1, MAX_RING_SLOTS)
         };
-        let room = limits
-            .block_shared_bytes
-            .saturating_sub(BARRIER_BYTES + neighbour_bytes);
-        let ring_slots =
-            (room.saturating_sub(few * row_slot_bytes) / step_bytes).clamp(1, MAX_RING_SLOTS);
+        let ring_slots = slots_in(all);
+        let beside_neighbour = all.saturating_sub(NEIGHBOUR_BYTES);
+        // A slot of the ring is worth more.
+        let has_neighbour = tile_rows <= HALF_TILE_ROWS && slots_in(beside_neighbour) == ring_slots;
+        let room = if has_neighbour { beside_neighbour } else { all };
         let row_slots = (room.saturating_sub(ring_slots * step_bytes) / row_slot_bytes).min(many);
         Self {
             tile_rows,
@@ -315,15 +315,28 @@ mod tests {
                 for num_rows in [1, 9, 17, 33, 64, 65, 300] {
                     let config =
                         WgmmaConfig::choose(stack(format, 4096, in_features), view, num_rows, H200);
-                    let room = match num_rows {
-                        0..=64 => H200.block_shared_bytes - NEIGHBOUR_BYTES,
-                        _ => H200.block_shared_bytes,
-                    };
-                    assert!(config.shared_bytes <= room, "{config:?}");
+                    assert!(config.shared_bytes <= H200.block_shared_bytes, "{config:?}");
                     assert!(config.ring_slots >= 2, "{in_features} {config:?}");
                     assert!(config.row_slots >= 4, "{in_features} {config:?}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn room_beside_a_block_costs_no_slot_of_its_ring() {
+        for (format, in_features, num_rows, ring_slots, has_neighbour) in [
+            (SliceFormat::W12, 5120, 32, 2, true),
+            (SliceFormat::W12, 6144, 32, 3, true),
+            (SliceFormat::Bf16, 5120, 64, 2, true),
+            (SliceFormat::Bf16, 4096, 64, 3, false),
+            (SliceFormat::Bf16, 5120, 128, 2, false),
+        ] {
+            let stack = stack(format, 4096, in_features);
+            let config = WgmmaConfig::choose(stack, WeightView::Exact, num_rows, H200);
+            let left = H200.block_shared_bytes - config.shared_bytes;
+            assert_eq!(config.ring_slots, ring_slots, "{config:?}");
+            assert_eq!(left >= NEIGHBOUR_BYTES, has_neighbour, "{config:?}");
         }
     }
 
@@ -340,20 +353,19 @@ mod tests {
 
     #[test]
     fn small_matrices_are_left_to_mma_sync() {
-        for (view, out_features, in_features, has_work) in [
-            (WeightView::Exact, 5120, 6144, true),
-            (WeightView::Q, 5120, 6144, true),
-            (WeightView::Exact, 16384, 5120, true),
-            (WeightView::Exact, 2048, 5120, false),
+        for (out_features, in_features, has_work) in [
+            (5120, 6144, true),
+            (16384, 5120, true),
+            (2048, 5120, false),
             // A 4B's: all but gate and up together.
-            (WeightView::Exact, 12288, 2560, false),
-            (WeightView::Exact, 2560, 9216, false),
-            (WeightView::Exact, 18432, 2560, true),
+            (12288, 2560, false),
+            (2560, 9216, false),
+            (18432, 2560, true),
         ] {
             let wgmma = WgmmaMatmul {
                 source: KernelSource::of("w12_matmul"),
                 stem: "w12_matmul",
-                view,
+                view: WeightView::Exact,
                 num_rows: 32,
             };
             let stack = stack(SliceFormat::W12, out_features, in_features);

@@ -166,6 +166,7 @@ PARTS = (
         "append",
         "planting",
         more=(
+            "test_rows.py::test_gates_of_a_long_prompt",
             "test_rows.py::test_normed_heads_are_turned_as_by_two_launches",
             "test_rows.py::test_refused_arguments_name_themselves",
         ),

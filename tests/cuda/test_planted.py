@@ -162,7 +162,7 @@ def planted_in_most_memory(*args: Any, **options: Any) -> LLM:
     try:
         return LLM.planted(*args, **options)
     except (DeviceError, OptionError) as error:
-        if "PYTEST_XDIST_WORKER" in os.environ and re.search(r"are missing|out of memory", str(error)):
+        if "PYTEST_XDIST_WORKER" in os.environ and re.search(r"are missing|out of (GPU )?memory", str(error)):
             pytest.skip("others have the memory")
         raise
 

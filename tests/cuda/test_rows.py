@@ -128,14 +128,32 @@ def test_shaped_logits(multiplier: float, softcap: float | None) -> None:
 
 
 @pytest.mark.parametrize("kind", ["silu", "sigmoid", "gelu_tanh"])
-@pytest.mark.parametrize("width", [1, 31, 768, 17408])
-def test_gates(kind: str, width: int) -> None:
-    x, y = 4 * normal(4, 33, width + 7), normal(5, 33, width)
-    x[0, 3] = 1e4
-    x[-1, 3] = -1e4
-    x[1, 3] = -90
-    got = kernels.gate(kind, x.ravel(), 3, width + 7, y, **GPU)
-    gate = x[:, 3 : 3 + width].astype(np.float64)
+@pytest.mark.parametrize("width", [1, 31, 600, 768, 17408])
+@pytest.mark.parametrize("is_merged", [False, True])
+def test_gates(kind: str, width: int, is_merged: bool) -> None:
+    """Gates that start anywhere, and those of a merged projection, which are read by quads."""
+    offset, stride = (0, 2 * width) if is_merged else (3, width + 7)
+    x, y = 4 * normal(4, 33, stride), normal(5, 33, width)
+    x[0, offset] = 1e4
+    x[-1, offset] = -1e4
+    x[1, offset] = -90
+    got = kernels.gate(kind, x.ravel(), offset, stride, y, **GPU)
+    assert_gated(kind, got, x[:, offset : offset + width], y)
+    for row in (0, 1, 32):
+        alone = kernels.gate(kind, x[row], offset, stride, y[row : row + 1], **GPU)
+        np.testing.assert_array_equal(bits(alone[0]), bits(got[row]))
+
+
+@pytest.mark.parametrize("kind", ["silu", "sigmoid"])
+def test_gates_of_a_long_prompt(kind: str) -> None:
+    """More than all threads have on their way at a time."""
+    x, y = normal(4, 640, 17408), normal(5, 640, 17408)
+    got = kernels.gate(kind, x.ravel(), 0, 17408, y, **GPU)
+    assert_gated(kind, got, x, y)
+
+
+def assert_gated(kind: str, got: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
+    gate = x.astype(np.float64)
     with np.errstate(over="ignore"):
         sigmoid = 1 / (1 + np.exp(-gate))
     want = sigmoid * y if kind == "sigmoid" else gate * sigmoid * y
@@ -143,10 +161,7 @@ def test_gates(kind: str, width: int) -> None:
         want = gate / (1 + np.exp(np.minimum(-2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3), 700))) * y
     # Where the sum of 1 and an exponential overflows, fp32 gives 0. An exponential is off by its argument's
     # rounding, and that of a gelu is a sum itself.
-    np.testing.assert_allclose(got, want, rtol=2e-5 if kind == "gelu_tanh" else 2e-6, atol=1e-37)
-    for row in (0, 1, 32):
-        alone = kernels.gate(kind, x[row], 3, width + 7, y[row : row + 1], **GPU)
-        np.testing.assert_array_equal(bits(alone[0]), bits(got[row]))
+    np.testing.assert_allclose(got, want, rtol=2e-5 if kind == "gelu_tanh" else 2e-6, atol=1e-36)
 
 
 @pytest.mark.parametrize("width", [20, 21, 5120])

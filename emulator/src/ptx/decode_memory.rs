@@ -15,7 +15,7 @@ pub fn decode_memory(reader: &mut Reader<'_, '_>) -> Result<Option<Op>, PtxError
         ("st", _) if rest.starts_with("async.") => Some(reader.store_async(rest)?),
         ("st", _) => Some(reader.store(rest)?),
         ("atom", _) => Some(reader.atomic(rest)?),
-        ("prefetch", "global.L2") | ("cp", "async.bulk.prefetch.L2.global") => Some(Op::Nothing),
+        ("prefetch", "global.L2") => Some(Op::Nothing),
         ("createpolicy", "fractional.L2::evict_first.b64" | "fractional.L2::evict_normal.b64") => {
             // The policy is only a hint for copies; its value does not matter, but it is defined.
             let alu = crate::alu::lookup("mov.b64").expect("a basic move");

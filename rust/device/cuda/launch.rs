@@ -10,7 +10,7 @@ use cudarc::driver::{CudaFunction, result};
 use super::{CudaDevice, Limits, driver};
 use crate::error::DeviceError;
 
-/// Threads of a block of those that take values in turn.
+/// Threads of a block of those that take values in turn; `BLOCK_THREADS` of `gate.cu`.
 const VALUE_THREADS: usize = 256;
 
 /// How many threads run, and in what groups.
@@ -47,7 +47,8 @@ impl Shape {
     }
 
     /// Likewise, but a block for each multiprocessor at most where a thread then has only some values. Such blocks all find
-    /// room beside those of a matmul, so that the matmul behind them starts as soon as the one before leaves.
+    /// room beside those of a matmul of few rows (`wgmma_matmul.cuh`), so that the matmul behind them starts as soon as the one
+    /// before leaves.
     pub fn of_few_values(num_values: usize, limits: Limits) -> Self {
         // Quads that a thread of `gate.cu` has on their way at a time.
         const MAX_TURNS: usize = 5;
